@@ -60,7 +60,7 @@ pub enum PostError {
     Io {
         /// The host.
         host: String,
-        /// What the system, or TLS, said.
+        /// The error of the system, or of TLS.
         source: io::Error,
     },
     /// It broke off, or is no HTTP.

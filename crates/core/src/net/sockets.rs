@@ -56,7 +56,8 @@ pub struct ProjectSockets {
 }
 
 impl ProjectSockets {
-    /// Of a project whose sandboxes may have so many together; half of all that sandboxes may have, if nothing is said.
+    /// For a project whose sandboxes may have so many together; by default half of all that
+    /// sandboxes may have.
     #[must_use]
     pub fn new(most: Option<u32>) -> Arc<Self> {
         let sockets = Self { most: AtomicUsize::new(0), taken: AtomicUsize::new(0) };
@@ -101,7 +102,7 @@ pub(super) enum NoSocket {
     Server,
 }
 
-/// As the journal tells it.
+/// As the journal prints it.
 impl fmt::Display for NoSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

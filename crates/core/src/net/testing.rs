@@ -1,4 +1,4 @@
-//! What tests of the network share: a journal to look into, and name servers that say what they are told to.
+//! What tests of the network share: a journal to look into, and name servers with preset answers.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

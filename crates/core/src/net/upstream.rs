@@ -113,7 +113,8 @@ impl Upstream {
         self.except.iter().cloned().chain(fixed).collect()
     }
 
-    /// What a sandbox hears of an address that a name resolved to; `None` if it may not hear of it.
+    /// The address that a sandbox gets for an address that a name resolved to; `None` if it may not
+    /// have it.
     pub(super) fn heard(&self, ip: IpAddr) -> Option<IpAddr> {
         let excepted = self.except.iter().any(|rule| rule.net.contains(&ip));
         if !excepted && (special_addresses::inside(ip).is_some() || self.is_own(at(ip))) {
@@ -122,7 +123,7 @@ impl Upstream {
         if ip.is_loopback() { special_addresses::alias(ip) } else { Some(ip) }
     }
 
-    /// What a sandbox hears of a name that is answered here; `None` if it is not.
+    /// The addresses that a sandbox gets for a name that is answered here; `None` if it is not.
     pub(super) fn fixed(&self, name: &str) -> Option<Vec<IpAddr>> {
         if name == HOST_NAME {
             return Some(vec![HOST_V4.into()]);

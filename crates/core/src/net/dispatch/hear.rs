@@ -14,7 +14,7 @@ use crate::net::sniff::{self, Sniffed};
 /// How long a connection may take to tell its name.
 const TELL_WITHIN: Duration = Duration::from_secs(10);
 
-/// What was heard of a connection.
+/// What was read from a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Bytes(Sniffed),
@@ -24,7 +24,7 @@ pub(super) enum Heard {
     Stalled,
     /// All of it, which is nothing: it may still listen.
     Nothing,
-    /// It broke off before it said anything.
+    /// It broke off before it sent anything.
     Gone,
 }
 
@@ -57,8 +57,8 @@ pub(super) async fn hear<G: GuestStream>(
     }
 }
 
-/// As [`hear`], of a connection that was dialled: what the server says meanwhile is forwarded. `None` if there is nothing
-/// to wait for, because one of them will say no more.
+/// As [`hear`], for a connection that was dialled: what the server sends meanwhile is forwarded.
+/// `None` if there is nothing to wait for, because one of them will send no more.
 pub(super) async fn hear_both<G: GuestStream>(
     guest: &mut G,
     outside: &mut TcpStream,

@@ -23,7 +23,7 @@ const READ_WITHIN: Duration = Duration::from_secs(2);
 
 const TOO_MANY: &str = "too many connections of this sandbox wait for an approval";
 
-/// Why a connection does not go on.
+/// Why a connection may not continue.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) name: Option<String>,
@@ -141,7 +141,7 @@ impl Dispatcher {
         }
     }
 
-    /// Ends a connection that may not go on. A program that speaks HTTP is told why.
+    /// Ends a connection that may not continue. A program that speaks HTTP gets the reason.
     pub(super) async fn end_held<G: GuestStream>(
         &self,
         mut guest: G,

@@ -10,8 +10,8 @@
 //! - Other types are forwarded for names that are allowed.
 //!
 //! Upstream is `hickory-resolver`, with its cache, its repeats and its TCP. Nothing that comes from either side is
-//! trusted to be well formed, small or fast: lookups have a deadline, so many are under way at the most, and whoever asks for
-//! more at once is not heard.
+//! trusted to be well formed, small or fast: lookups have a deadline, their number at a time is
+//! bounded, and more questions than that are ignored.
 
 mod pins;
 mod stand_ins;
@@ -50,7 +50,7 @@ const ALIASES: usize = 16;
 /// How many other records an answer holds at the most.
 const RECORDS: usize = 256;
 
-/// How long a sandbox is told to remember an answer, at the most: much shorter than it is pinned.
+/// The longest time to live in an answer to a sandbox: much shorter than the answer is pinned.
 const REMEMBERED: u32 = 300;
 
 /// How long what is answered here is remembered.
@@ -428,7 +428,7 @@ fn fixed(asked: &Question, ips: &[IpAddr]) -> DnsReply {
     reply
 }
 
-/// What is said to bytes that are no message: whoever sent them is told so, if it can be told who.
+/// The answer to bytes that are no message: an error, if they are enough to address one.
 fn malformed(question: &[u8]) -> Option<Vec<u8>> {
     let &[high, low, flags, ..] = question else { return None };
     let is_answer = flags & 0x80 != 0;

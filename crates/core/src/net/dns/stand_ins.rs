@@ -1,7 +1,7 @@
 //! Addresses that are given out in the place of a host's own, while nobody has approved the first contact with it.
 //!
-//! Nothing outside hears of a name before that: not even its name server. A connection to a stand-in is held, and goes to
-//! the host once it may.
+//! Nothing outside learns a name before that: not even its name server. A connection to a stand-in
+//! is held, and goes to the host once it may.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};

@@ -34,7 +34,8 @@ const KEPT: usize = 256;
 const PLACES: usize = 512;
 /// How many connections outward they have together.
 const OUTWARD: usize = 256;
-/// How many bodies of one sandbox are read whole at the same time. Others go without their length told.
+/// How many bodies of one sandbox are read whole at the same time. Others are sent without a
+/// length.
 const READ_WHOLE: usize = 16;
 /// How long a common name may be.
 const LONGEST_NAME: usize = 64;
@@ -78,7 +79,7 @@ pub enum BadAuthority {
 }
 
 impl Authority {
-    /// Makes one. `sandbox` is told in its name, for people who look at it.
+    /// Makes one. Its name includes `sandbox`, for people who look at it.
     ///
     /// # Errors
     ///
@@ -97,7 +98,7 @@ impl Authority {
     ///
     /// # Errors
     ///
-    /// When these are not what [`to_pem`](Self::to_pem) told.
+    /// When these are not what [`to_pem`](Self::to_pem) returned.
     pub fn from_pem(certificate: &str, key: &str) -> Result<Self, BadAuthority> {
         let der = CertificateDer::from_pem_slice(certificate.as_bytes())
             .map_err(|_| BadAuthority::Damaged("no certificate"))?;

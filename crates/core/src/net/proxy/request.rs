@@ -36,7 +36,7 @@ use super::upstream_connection::{
 use super::{Intercept, Timeouts};
 use crate::model::{Answer, Protocol};
 
-/// Up to this length a body whose length changes is read whole, so that its new length can be told.
+/// Up to this length a body whose length changes is read whole, so that its new length can be sent.
 const LARGEST_READ: u64 = 1 << 20;
 
 /// What the requests of one connection share.
@@ -58,8 +58,8 @@ pub(super) struct ProxyConnection {
     pub(super) flights: Arc<InFlightRequests>,
     /// Connections that speak something else than HTTP by now.
     pub(super) tunnels: ConnectionTasks,
-    /// What is taken out of answers: all that the hosts of its requests may have been told. Grows with the secrets there
-    /// are, not with the requests.
+    /// What is taken out of answers: all that the hosts of its requests may have been sent. Grows
+    /// with the number of secrets, not of requests.
     masks: Mutex<Replacements>,
 }
 
@@ -351,7 +351,7 @@ impl ProxyError {
     }
 }
 
-/// Where a request goes, and what it tells about where it was going.
+/// Where a request goes, and the headers about where it was going.
 fn aim(
     proxy: &ProxyConnection,
     action: &OwnedRequestAction,
@@ -460,8 +460,8 @@ async fn approved(
     Ok(())
 }
 
-/// What takes out of an answer all that its host may have been told: by this request or another one, on this connection or
-/// another one, with TLS or without.
+/// What takes out of an answer all that its host may have been sent: by this request or another
+/// one, on this connection or another one, with TLS or without.
 fn told(rules: &Rules, name: &str, host: &str) -> Replacements {
     let mut masks = Replacements::default();
     rules.brokered(host).for_each(|secret| masks.extend(&secrets::masks(secret)));
@@ -555,7 +555,7 @@ fn carry(
         }
         body = ReplacedBody::new(body, &masks).impatient().boxed_unsync();
     }
-    // The sandbox's side tells its own version.
+    // The sandbox's side sends its own version.
     parts.version = hyper::Version::HTTP_11;
     Response::from_parts(parts, CountedBody::new(body, flight, masks).boxed_unsync())
 }

@@ -1,4 +1,4 @@
-//! Requests on record: those in flight, and how each is told in the journal.
+//! Requests on record: those in flight, and how each is written to the journal.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use super::super::log::OpenFlow;
 use super::request::OwnedRequestAction;
 
-/// How much of a path is told.
+/// How much of a path is logged.
 const LONGEST_PATH: usize = 200;
 
-/// How a request is told: `GET /v1/models`.
+/// How a request is logged: `GET /v1/models`.
 pub(super) fn line(method: &Method, uri: &Uri) -> String {
     let path = uri.path();
     let fits = path.char_indices().nth(LONGEST_PATH).map_or(path.len(), |(at, _)| at);

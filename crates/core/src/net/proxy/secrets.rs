@@ -37,7 +37,7 @@ const HIDDEN: u8 = b'*';
 pub(super) struct RequestSecrets {
     /// Those that the host may have.
     pub(super) given: Vec<Brokered>,
-    /// Those that it may not: their placeholders go on as they are.
+    /// Those that it may not: their placeholders are sent as they are.
     pub(super) withheld: Vec<Brokered>,
 }
 

@@ -1,7 +1,8 @@
 //! Reads the name off a connection's first bytes: a TLS server name, or an HTTP/1 host.
 //!
-//! Nothing is trusted and nothing is kept: [`look`] is given all bytes so far and says what they are, or that it takes
-//! more to tell. It looks at no more than [`MOST`] bytes; whatever has not told its name by then tells none.
+//! Nothing is trusted and nothing is kept: [`look`] is given all bytes so far and returns what they
+//! are, or that it needs more. It looks at no more than [`MOST`] bytes; a connection without a name
+//! in those has none.
 //!
 //! Servers read more than the standards allow: two spaces in a request line, HTTP/0.9, records of versions that never
 //! were. So what looks like TLS or HTTP to anybody is called that, without a name; [`Sniffed::Other`] is what no such
@@ -92,7 +93,7 @@ fn tls(bytes: &[u8]) -> Sniffed {
     let mut handshake = Vec::new();
     let mut rest = bytes;
     loop {
-        // What is odd is told from its first bytes, not when the record is whole.
+        // An odd record is recognized from its first bytes, not when it is whole.
         let header = &rest[..rest.len().min(5)];
         let fits = |index: usize, fine: u8| header.get(index).is_none_or(|byte| *byte == fine);
         if !(fits(0, 22) && fits(1, 3)) {

@@ -10,9 +10,10 @@
 //! turn: moves the bytes that can be moved, sends what is to be sent, and says when to look again. So no packet
 //! waits for a task to be scheduled.
 //!
-//! A connection whose owner let go of it *lingers*: what was written still goes to the sandbox, what comes from there is
-//! thrown away, up to a bound and only while there is progress. So an answer that was given before a request was
-//! read to its end arrives, and nobody can keep a connection that nobody wants.
+//! A connection whose owner dropped it *lingers*: what was written still goes to the sandbox, what
+//! comes from there is thrown away, up to a bound and only while there is progress. So an answer
+//! that was given before a request was read to its end arrives, and nobody can keep a connection
+//! that nobody wants.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -76,7 +77,7 @@ struct Lingering {
 pub(super) struct TcpTimeouts {
     /// To open.
     pub(super) handshake: Duration,
-    /// To take what is left when its owner let go.
+    /// To send what is left after its owner dropped it.
     pub(super) linger: Duration,
 }
 
@@ -264,7 +265,7 @@ impl TcpConnection {
         if let Some(lane) = &mut inner.lane {
             lane.carry(machine);
         }
-        // What the sandbox said before the end can still be carried out.
+        // What the sandbox sent before the end can still be read.
         if inner.over {
             return;
         }
@@ -303,7 +304,7 @@ impl TcpConnection {
 
     fn next(&self, inner: &mut Inner) -> Option<Instant> {
         let machine = inner.machine.as_mut()?;
-        // What waits for room in the device is woken by that.
+        // A packet that waits for room in the device is woken when there is room.
         let timer = if machine.holds() { None } else { machine.next(&self.device) };
         let timer = timer.map(|time| self.device.at(time));
         let lingering = inner.lingering.as_ref().map(|lingering| lingering.until);

@@ -66,7 +66,7 @@ struct DatagramFlow {
     /// When something last went either way, in milliseconds of the device's time.
     last: AtomicU64,
     ended: AtomicBool,
-    /// The beginning of the first packet, for who must be told that nobody is there.
+    /// The beginning of the first packet, to answer its sender that nothing listens there.
     head: Vec<u8>,
 }
 
@@ -314,7 +314,7 @@ impl DatagramFlow {
             DatagramKind::Udp => datagram(&self.device, &self.flow, message),
             DatagramKind::Echo { ident } => {
                 let reply = read_echo_reply(self.flow.to.is_ipv4(), message);
-                // A raw socket hears everybody's replies.
+                // A raw socket gets everybody's replies.
                 let Some((_, sequence, payload)) =
                     reply.filter(|(theirs, ..)| ident.is_none_or(|ours| ours == *theirs))
                 else {

@@ -1,8 +1,9 @@
 //! Parses and checks packets: the entrance of the stack.
 //!
-//! Everything a sandbox sends is looked at here first, and only what is whole, addressed from the sandbox's own
-//! address, unfragmented, free of options and of extension headers, and sums up right goes on. Nothing is
-//! kept of what is turned away but a number. Answers that need no connection are made here too.
+//! Every packet from a sandbox is checked here first, and passes only if it is whole, addressed
+//! from the sandbox's own address, unfragmented, free of options and of extension headers, and has
+//! correct checksums. Of refused packets only a number is kept. Answers that need no connection are
+//! made here too.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -71,7 +71,7 @@ impl RelaySocket {
         }
     }
 
-    /// [`relay`] looks at it now, and need not be told to.
+    /// [`relay`] looks at it now, and needs no wake-up.
     pub(super) fn attend(&mut self) {
         self.awaited = SocketReadiness { readable: true, writable: true };
     }
@@ -87,7 +87,7 @@ impl RelaySocket {
                 Readable::Nothing => return Ok(()),
                 Readable::End => {
                     self.sent_all = true;
-                    // Who is gone has no need to hear it.
+                    // A peer that is gone need not be notified.
                     let _ = SockRef::from(&*self.outside).shutdown(Shutdown::Write);
                     return Ok(());
                 }

@@ -4,9 +4,9 @@
 //! the usual errors, whether somebody is there. Meanwhile the packet that asked for it is kept, and its repetitions
 //! ask nothing again.
 //!
-//! A sandbox has a bounded number of connections, and fewer that are only half open: beyond the first bound it is
-//! refused, beyond the second it is not heard, as by a kernel whose queue is full. Who has many gets
-//! smaller buffers.
+//! A sandbox has a bounded number of connections, and fewer that are only half open: beyond the
+//! first bound a connection is refused, beyond the second it is ignored, as by a kernel whose queue
+//! is full. Who has many gets smaller buffers.
 
 use std::collections::HashMap;
 use std::io;

@@ -144,7 +144,7 @@ async fn flows_are_bounded_and_the_silent_one_goes() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(handler.log.open().len(), 4);
     assert_eq!(handler.asked(), 20);
-    // The last four go on without a question.
+    // The last four are sent without a question.
     for port in 17..=20 {
         write(&end, &datagram(7000, outside(true, port), b"x"));
         answer(&server).await;

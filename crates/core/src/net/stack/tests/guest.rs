@@ -77,7 +77,8 @@ impl FakeGuest {
         self.until("rest", |_| began.elapsed() > time).await;
     }
 
-    /// Sends all of this, reading what comes meanwhile; returns what came when the other side has said all.
+    /// Sends all of this, reading what comes meanwhile; returns what came when the other side has
+    /// sent everything.
     pub(super) async fn exchange(&mut self, handle: SocketHandle, data: &[u8]) -> Vec<u8> {
         let (mut sent, mut got, mut closed) = (0, Vec::new(), false);
         self.until("exchange", |guest| {

@@ -35,7 +35,7 @@ fn device() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
-/// What is said about an address.
+/// The handler's answer about an address.
 #[derive(Debug, Clone, Copy)]
 enum Say {
     Dial(SocketAddr),
@@ -45,7 +45,7 @@ enum Say {
     Answer(&'static [u8]),
 }
 
-/// A handler that does as it is told, and remembers what it was asked.
+/// A handler that gives preset answers, and remembers what it was asked.
 #[derive(Debug)]
 struct FakeHandler {
     say: Mutex<HashMap<SocketAddr, Say>>,
