@@ -45,7 +45,7 @@ pub(crate) struct PoolLimits {
 /// Makes the items of a pool, and ends them.
 #[async_trait]
 pub(crate) trait Maker<K, T>: Send + Sync + 'static {
-    /// Makes an item, or tells the log why not.
+    /// Makes an item, or logs why not.
     async fn make(self: Arc<Self>, kind: K) -> Option<T>;
 
     /// Ends an item that nobody took.
@@ -292,7 +292,8 @@ where
     }
 }
 
-/// Runs a maker's future. If it panics, that is logged and the result is `None`: the pool's task goes on.
+/// Runs a maker's future. If it panics, that is logged and the result is `None`: the pool's task
+/// continues.
 async fn no_panic<R>(what: &str, future: impl Future<Output = R>) -> Option<R> {
     let done = AssertUnwindSafe(future).catch_unwind().await;
     done.map_err(|_| tracing::error!("a warm pool failed to {what} an item: its maker panicked"))

@@ -419,7 +419,7 @@ impl StreamState {
         }
     }
 
-    /// Whether nothing more will be said on the stream.
+    /// Whether nothing more will come on the stream.
     fn over(&self) -> bool {
         self.done.is_some()
     }
@@ -429,7 +429,7 @@ fn parse<T: serde::de::DeserializeOwned>(payload: &[u8]) -> Result<T, String> {
     serde_json::from_slice(payload).map_err(|error| format!("an answer cannot be read: {error}"))
 }
 
-/// An open stream. Dropping it tells the agent that nobody listens any more.
+/// An open stream. Dropping it notifies the agent that nobody listens any more.
 #[derive(Debug)]
 pub(super) struct Handle {
     owner: Arc<ConnectionOwner>,

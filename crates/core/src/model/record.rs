@@ -227,9 +227,10 @@ pub struct Session {
 pub enum SessionEnd {
     /// Somebody asked.
     Stopped,
-    /// Somebody asked, and memory was kept: processes go on in the next one.
+    /// A caller paused it, and memory was kept: processes resume in the next one.
     Paused,
-    /// Nothing was alive in it for the idle timeout. The phase tells whether it was paused or stopped for that.
+    /// Nothing was alive in it for the idle timeout. The phase shows whether it was paused or
+    /// stopped for that.
     Idle,
     /// Its time was up.
     Timeout,
@@ -324,7 +325,7 @@ pub struct Command {
     pub env_names: Vec<String>,
     /// Whether it has a terminal.
     pub tty: bool,
-    /// Whether it goes on when the caller leaves.
+    /// Whether it continues when the caller leaves.
     pub detached: bool,
     /// How long it may take before it is killed.
     pub timeout: Option<Span>,

@@ -223,7 +223,7 @@ pub struct Patch {
     pub approvals: Option<Option<ApprovalPolicy>>,
     /// Notes to make, and with `None` to take away; the others stay.
     pub notes: BTreeMap<String, Option<String>>,
-    /// Whether the session under way goes on as it is: the patch is for those to come.
+    /// Whether the running session stays as it is: the patch is for later ones.
     pub next_session: bool,
 }
 

@@ -1,9 +1,9 @@
 //! The server's key.
 //!
 //! 32 bytes: in `secrets.key` of the data directory, where they are made at first use; in a file of the
-//! operator's; or handed over by whoever starts the engine. Nothing is sealed with the key itself: what
-//! seals, what derives and what tells one key from another are made from it by HMAC-SHA-256, so that none
-//! of them says anything about another.
+//! operator's; or handed over by whoever starts the engine. Nothing is sealed with the key itself:
+//! the keys that seal and derive, and the mark that identifies the key, are made from it by
+//! HMAC-SHA-256, so that none of them reveals anything about another.
 //!
 //! A sealed text is `sk1.<key id>.<base64url of nonce, ciphertext and tag>`: AES-256-GCM with a random
 //! nonce. The context is authenticated, not stored. The key id makes the difference between "somebody

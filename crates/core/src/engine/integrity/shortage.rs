@@ -250,8 +250,8 @@ impl DiskLimits {
             return;
         }
         let limit = if processes { WriteLimit::Slow(WHILE_ENDING) } else { WriteLimit::None };
-        // `limit_writes` logs the error; what the machine has not written is lost if it cannot be reached,
-        // as with any machine that is killed.
+        // `limit_writes` logs the error; what the machine has not written is lost if it cannot be
+        // reached, as with any machine that is killed.
         let _ = self.limit_writes(live, limit).await;
     }
 

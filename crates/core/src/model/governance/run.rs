@@ -36,7 +36,7 @@ pub enum RunChange {
     Answered,
     /// Its work is done, and its snapshot is pinned.
     Finish,
-    /// It cannot go on.
+    /// It cannot continue.
     Fail,
     /// Somebody does not want it any more.
     Cancel,
@@ -246,7 +246,7 @@ pub struct RunDecision {
     pub by: KeyId,
     /// When.
     pub at: Timestamp,
-    /// What was said about it.
+    /// The comment of the decision.
     pub comment: String,
     /// Whether a sandbox of its own is deleted afterwards.
     pub discard: bool,

@@ -41,7 +41,7 @@ pub enum Change {
     },
     /// The record says that something is under way, and there is no machine.
     Lost,
-    /// The files of its last session are lost, and a rollback goes on without them.
+    /// The files of its last session are lost, and a rollback continues without them.
     GiveUp,
     /// It stands on another snapshot.
     RolledBack {

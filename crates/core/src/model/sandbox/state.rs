@@ -45,9 +45,9 @@ pub struct OpenSession {
     /// The layer that it writes to.
     pub layer: LayerId,
     /// What that layer stands on, topmost first. Kept apart from [`Sandbox::current`], which a
-    /// checkpoint moves while the session goes on.
+    /// checkpoint moves while the session continues.
     pub chain: Vec<LayerId>,
-    /// The layer right under the open one, while it is being sealed under a session that goes on.
+    /// The layer right under the open one, while it is being sealed under a session that continues.
     pub unsealed: Option<LayerId>,
     /// The memory image that it was started from, or whose disks it was booted on, topmost first.
     pub memory: Vec<MemoryId>,

@@ -1,7 +1,7 @@
 //! What must not enter a snapshot unseen: the guard's policy, its findings, and what somebody decided.
 //!
-//! `docs/SECRETS.md` tells what each means. A finding never holds a secret's value: paths that contain
-//! one are masked before they get here.
+//! `docs/SECRETS.md` describes each. A finding never holds a secret's value: paths that contain one
+//! are masked before they get here.
 
 use serde::{Deserialize, Serialize};
 

@@ -137,7 +137,7 @@ pub enum Method {
     Manual,
 }
 
-/// How long a snapshot is kept, as whoever asked for it said.
+/// How long a snapshot is kept, as its maker asked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expiry {
