@@ -273,7 +273,7 @@ mod tests {
         rules,
     };
 
-    /// What a filter answers to a call without arguments; `None` when it goes on behind its end.
+    /// What a filter answers to a call without arguments; `None` when it runs past its end.
     fn run(program: &[seccompiler::sock_filter], arch: u32, number: u32) -> Option<u32> {
         let (mut at, mut value) = (0, 0);
         loop {

@@ -148,7 +148,8 @@ pub(super) struct Prepared<'a> {
     pub(super) groups: Groups,
 }
 
-/// Sets up the cage from inside and tells the builder. On trouble it tells that, and does not return.
+/// Sets up the cage from inside and notifies the builder. On an error it reports that, and does not
+/// return.
 pub(super) fn enter(
     prepared: Prepared<'_>,
     gate: OwnedFd,
@@ -178,7 +179,7 @@ pub(super) fn enter_prebuilt(gate: UnixStream, teller: OwnedFd) -> Endpoints {
     })
 }
 
-/// Tells the builder of trouble, and does not return then.
+/// Reports an error to the builder, and does not return then.
 fn tell(teller: OwnedFd, work: impl FnOnce(&mut File) -> Result<Kept, StepError>) -> Endpoints {
     let mut teller = File::from(teller);
     match work(&mut teller) {
@@ -228,7 +229,7 @@ fn complete(
     (link, network): (UnixListener, UnixListener),
 ) -> Result<Kept, StepError> {
     let ([meminfo, stat, loadavg], facts) = set_up(cage, mounts, drives, &filter)?;
-    // Said last of all, but before the descriptor goes with the others.
+    // The last message, but before the descriptor goes with the others.
     teller.write_all(b"up\n").step("tell the builder")?;
     let kept = [link.into(), score, network.into(), device, meminfo, stat, loadavg];
     Ok((sys::keep_only(kept).step("close what was inherited")?, facts))

@@ -129,7 +129,7 @@ pub(crate) fn cover_resolv_conf() -> Result<(), StepError> {
     }
 }
 
-/// The cover that is mounted in a machine's root, if there is one, told by a line of its table of mounts.
+/// Whether a line of a machine's table of mounts is the cover that is mounted in its root.
 pub(super) fn is_cover(root_of_mount: &[u8]) -> bool {
     root_of_mount.strip_prefix(b"/").is_some_and(|path| path == COVER.as_bytes())
 }

@@ -75,7 +75,7 @@ fn complete(
     claimed: &mut Option<PathBuf>,
 ) -> Result<Record, StepError> {
     let cage = checked_plan()?;
-    // Not let go of before this process exits.
+    // Not released before this process exits.
     std::mem::forget(claim(&cage)?);
     *claimed = Some(cage.run_dir.clone());
     finish(

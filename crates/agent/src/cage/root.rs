@@ -14,9 +14,10 @@
 //! - not `volatile`: `fsync` inside must mean what it says.
 //!
 //! Under the lowest layer lies one more, `base`, beside the writable directory: the directories
-//! mounts go on, an `/etc/hosts` and an `/etc/resolv.conf`, for images that lack them. So an empty session leaves an empty
-//! upper, and an edited `/etc/hosts` is an ordinary change that stays. It is on the disk and not in
-//! memory because overlayfs keeps device and inode numbers steady only within one filesystem.
+//! that are mount points, an `/etc/hosts` and an `/etc/resolv.conf`, for images that lack them. So
+//! an empty session leaves an empty upper, and an edited `/etc/hosts` is an ordinary change that
+//! stays. It is on the disk and not in memory because overlayfs keeps device and inode numbers
+//! steady only within one filesystem.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;

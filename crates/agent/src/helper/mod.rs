@@ -105,7 +105,7 @@ fn run(helper: &Helper) -> Result<End, StepError> {
     }
 }
 
-/// Does for the waiting child what only the host's root can do, then lets it go on.
+/// Does for the waiting child what only the host's root can do, then resumes it.
 fn admit(
     helper: &Helper,
     child: u32,

@@ -1,7 +1,8 @@
 //! Mounts a machine's root and drives, and `/proc`, `/sys` and `/dev` in the root, and enters it.
 //!
 //! Every part is the same: erofs images below, a directory of an ext4 disk on top, stacked by overlayfs. The stack is built in memory
-//! that is let go of with everything on it once the root is entered. What the overlays stand on is then mounted nowhere.
+//! that is released with everything on it once the root is entered. What the overlays stand on is
+//! then mounted nowhere.
 //!
 //! Below the lowest image of the root lies a directory `base`, beside the upper one on its disk, as in a cage: the directories
 //! things are mounted on, and a few files for images that lack them. Whoever reads the disk finds it beside `upper`, not in it.

@@ -46,7 +46,7 @@ pub(crate) fn init() -> ExitCode {
         Err(trouble) => {
             // Nobody can be reached; the console may be looked at.
             eprintln!("keep-agent: could not {}: {}", trouble.step, trouble.reason);
-            // The kernel panics, and is told to end the machine then.
+            // The kernel panics, and is configured to end the machine then.
             ExitCode::FAILURE
         }
     }
@@ -69,7 +69,7 @@ pub(crate) struct Machine {
     /// `/dev/random`, to be given randomness: looking for it would take longer than that.
     random: OwnedFd,
     state: Mutex<MachineState>,
-    /// What waits for its turn on the one thread for that.
+    /// The jobs of the one thread for them.
     jobs: OnceLock<Sender<attendant::Job>>,
 }
 
@@ -105,7 +105,7 @@ struct Part {
     lower: Vec<OwnedFd>,
 }
 
-/// Locks a mutex, also after a thread panicked with it: the agent goes on as long as it can.
+/// Locks a mutex, also after a thread panicked with it: the agent continues as long as it can.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

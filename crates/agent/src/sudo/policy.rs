@@ -111,8 +111,7 @@ fn roots_own(stat: &Stat) -> bool {
 }
 
 impl Target {
-    /// Finds who the command runs as: root, unless it was said otherwise. With a group alone it is the
-    /// caller.
+    /// Finds who the command runs as: root by default. With a group alone it is the caller.
     ///
     /// # Errors
     ///

@@ -178,7 +178,7 @@ fn in_its_directory<T>(
     Ok(done)
 }
 
-/// Puts the child on record, then lets it go on.
+/// Puts the child on record, then resumes it.
 fn admit(vmm: &Vmm, child: u32, gate: OwnedFd) -> Result<Record, StepError> {
     let proc = Path::new("/proc").join(child.to_string());
     let mut record = record(&proc, child, &vmm.hostname)?;
@@ -202,7 +202,7 @@ fn hear(news: OwnedFd) -> Result<(), StepError> {
     }
 }
 
-/// Said right before the program is run; what is said after that is why it could not be.
+/// Printed right before the program is run; what is printed after that is why it could not be.
 const READY: &str = "ready\n";
 
 fn confine(vmm: &Vmm, gate: OwnedFd, groups: Groups) -> Result<(), StepError> {
@@ -247,7 +247,7 @@ fn become_it(
 /// Bounds what is not bounded by control groups. Its guest decides how much it writes, and a fault in its disks' format must not
 /// make a file that fills the host.
 fn limit(vmm: &Vmm) -> Result<(), StepError> {
-    // Who gets there is told by the write that fails, and not ended by a signal.
+    // A process at its limit gets an error from the write, and is not ended by a signal.
     sys::ignore_too_large_files().step("set the resource limits")?;
     let limits =
         [(Resource::Nofile, FILES), (Resource::Core, CORE_SIZE), (Resource::Fsize, vmm.file_size)];

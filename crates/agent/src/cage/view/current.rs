@@ -111,7 +111,7 @@ impl View {
         Activity { tasks, idle }
     }
 
-    /// Follows the load; tells whether there is next to none.
+    /// Follows the load; returns whether there is next to none.
     fn note(&mut self, cpu: &Cpu) -> bool {
         let now = Instant::now();
         let Some((then, used)) = self.last.replace((now, cpu.total())) else { return false };

@@ -14,7 +14,8 @@ use crate::serve::Agent;
 use crate::serve::command::launch;
 use crate::serve::error::RequestError;
 
-/// How long processes may take to vanish after SIGKILL before the host is told that they will not.
+/// How long processes may take to vanish after SIGKILL before the host gets an error that they will
+/// not.
 const STUBBORN: Duration = Duration::from_secs(10);
 
 /// The signal that only asks whether anybody is there.
@@ -77,7 +78,7 @@ pub(crate) async fn quiesce(agent: &Agent, grace: Duration) -> Result<(), Reques
     let grace = grace.min(Duration::from_secs(86_400));
     if !grace.is_zero() {
         signal_all(Signal::TERM.as_raw());
-        // Stopped processes do not see it until they go on.
+        // Stopped processes do not see it until they resume.
         signal_all(Signal::CONT.as_raw());
     }
     let mut pause = Duration::from_millis(1);

@@ -116,7 +116,7 @@ impl Read for Metered<'_> {
     }
 }
 
-/// What an entry says of itself besides its contents.
+/// The metadata of an entry.
 #[derive(Debug, Clone)]
 struct Traits {
     mode: Mode,

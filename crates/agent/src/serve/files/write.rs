@@ -1,9 +1,9 @@
 //! Writing a file: all of it, or nothing.
 //!
 //! Bytes go to a temporary name beside the file, which is then renamed over it, so a reader sees the
-//! old file or the new one. A symlink is written through, like a shell would. A file that is there
-//! keeps its owner and, unless told otherwise, its mode. Where nothing can be put beside it (a
-//! directory the user may not write to, a file that is a mount) the file is overwritten in place.
+//! old file or the new one. A symlink is written through, like a shell would. An existing file
+//! keeps its owner and, by default, its mode. Where nothing can be put beside it (a directory the
+//! user may not write to, a file that is a mount) the file is overwritten in place.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Write};
