@@ -28,7 +28,7 @@ pub(crate) fn greeting(config: &Resolved, file: &ClientFile) -> String {
 
 fn lines(places: &[String], data: &Path, usual: bool) -> String {
     let data = data.display();
-    // Clients that look where a server usually is need not be told.
+    // Clients that look at the usual address of a server need no setting.
     let told = if usual { String::new() } else { format!("export SANDKEEP_DATA={data}; ") };
     format!(
         "Sandkeep {} listens on {}; data in {data}

@@ -32,7 +32,7 @@ use crate::failure::Failure;
 const RUN: &str = "/run/sandkeep";
 
 /// Writes the agent program into `bin`, under a name that says which one it is: sandboxes that an
-/// older server started go on using theirs.
+/// older server started keep using theirs.
 pub(crate) fn install_agent(bin: &Path) -> io::Result<PathBuf> {
     let agent = AGENT.bytes();
     let path = bin.join(format!("keep-agent-{}", short_hash(&agent)));
@@ -100,7 +100,8 @@ impl Claim {
     }
 }
 
-/// How long a server that is ending may still hold the mark of a data directory that it has let go of.
+/// How long a server that is ending may still hold the lock of a data directory that it has
+/// released.
 const LETTING_GO: Duration = Duration::from_secs(10);
 
 /// Takes the mark of a data directory. A copy of one that is in use is given another identity.

@@ -269,7 +269,7 @@ fn promoted_answer(context: &Context, fork: &str, promoted: &Promoted) -> Result
     told_failed(context, &promoted.failed, promoted.deleted.len())
 }
 
-/// Tells which forks were not deleted.
+/// Reports which forks were not deleted.
 fn told_failed(context: &Context, failed: &[ForkFailed], deleted: usize) -> Result<(), Failure> {
     if failed.is_empty() {
         return Ok(());

@@ -28,7 +28,7 @@ const NEXT: &str = "
 Try it: keep create vm --driver microvm. A running server needs no restart.
 ";
 
-/// What is told of how machines run also when all is well.
+/// The checks of how machines run that are printed also when all is well.
 const TOLD: [&str; 2] = ["acceleration", "booting a machine"];
 
 /// A kernel that was found, and the temporary place it lies in, if it does.

@@ -334,7 +334,7 @@ async fn follow(
                 false => context.screen.text(&line(one))?,
             }
         }
-        // What ended by then is not told again: the next look begins there.
+        // What ended by then is not printed again: the next look begins there.
         let ends = new.iter().filter_map(|one| one.ended_at.as_ref()?.parse::<Timestamp>().ok());
         if let Some(latest) = ends.max() {
             let there: HashSet<_> = new.iter().map(|one| (&one.session, one.id)).collect();

@@ -209,7 +209,7 @@ fn many_forks(context: &Context, source: &str, forks: &Forks) -> Result<(), Fail
         return Ok(());
     }
     let paint = Paint::for_errors();
-    // As JSON, the answer has told them.
+    // As JSON, the answer has listed them.
     for ForkFailed { name, reason, .. } in forks.failed.iter().filter(|_| !context.screen.json) {
         note(&format!("{} {name}: {reason}", paint.red("error:")));
     }

@@ -196,7 +196,7 @@ fn while_creating() {
     }
 }
 
-/// Not by the daemon's death: a bug may panic while processes are frozen, and they go on.
+/// Not by the daemon's death: a bug may panic while processes are frozen, and they resume.
 #[test]
 fn a_panic_in_a_checkpoint_leaves_nothing_frozen() {
     let Some(mut case) = Case::new("a_panic_in_a_checkpoint_leaves_nothing_frozen") else { return };

@@ -42,7 +42,8 @@ fn pending(keep: &Daemon) -> String {
     })
 }
 
-/// The commands of the guide, one per line of its blocks of `sh`, as words. Lines that end in `\` go on.
+/// The commands of the guide, one per line of its blocks of `sh`, as words. Lines that end in `\`
+/// continue.
 fn commands_of_the_guide() -> Vec<Vec<String>> {
     let page = include_str!("../../../../docs/guides/attempts.md");
     let mut commands = Vec::new();

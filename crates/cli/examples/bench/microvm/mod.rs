@@ -1,7 +1,7 @@
 //! Machines with memory: ours over HTTP, beside bare QEMU with the same kernel and beside runsc, in one run.
 //!
 //! What is measured of forks and captures is also what they cost: memory of the hypervisors' processes as the kernel
-//! tells it, and disk space as the filesystem does.
+//! reports it, and disk space as the filesystem does.
 
 mod bare;
 mod cost;
@@ -211,7 +211,7 @@ impl Bench {
     /// Forks of a machine that runs, and what they take up.
     async fn forks(&self) -> Outcome<String> {
         self.create("source").await?;
-        // Something to share: a process with memory of its own that goes on counting.
+        // Something to share: a process with memory of its own that keeps counting.
         let count =
             r"my $x = 'x' x (32 << 20); while (1) { $i++; select undef, undef, undef, 0.5 }";
         let argv = ["/bin/perl", "-e", count].map(str::to_owned).to_vec();

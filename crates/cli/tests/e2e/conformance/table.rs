@@ -13,7 +13,7 @@ pub(super) struct Row {
     what: String,
     version: String,
     passed: u64,
-    /// Cases that cannot be asked of this version, and why.
+    /// Cases that this version cannot run, and why.
     skipped: Vec<String>,
 }
 
