@@ -422,7 +422,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
     }
 }
 
-/// Tells a connection that there is no room, without waiting for anything.
+/// Answers a connection that there is no room, without waiting for anything.
 pub(crate) fn turn_away(stream: TcpStream) {
     if let Ok(mut stream) = stream.into_std() {
         tell_full(&mut stream);

@@ -25,10 +25,10 @@ pub struct Limits {
     pub request_timeout: Duration,
     /// How long an upload may pause between two pieces.
     pub upload_pause: Duration,
-    /// How long a stream may be silent before something is said to keep it.
+    /// How long a stream may be silent before something is sent to keep it.
     pub keep_alive: Duration,
-    /// How long a process may take to read the input of one request before the caller is told to send
-    /// the rest again.
+    /// How long a process may take to read the input of one request before the caller is asked to
+    /// send the rest again.
     pub input_patience: Duration,
     /// How long requests under way may take to finish when the server goes down.
     pub drain: Duration,

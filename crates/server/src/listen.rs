@@ -62,7 +62,7 @@ pub enum ServeError {
     Bind {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The Unix socket cannot be made.
@@ -70,7 +70,7 @@ pub enum ServeError {
     Socket {
         /// Where.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Another server answers on the Unix socket.
@@ -181,7 +181,7 @@ async fn accept_tcp(listener: TcpListener, router: Router, app: Arc<App>) {
         match accepted {
             Ok((stream, peer)) => {
                 let Ok(slot) = app.connections.admit(Some(peer.ip())) else {
-                    // Who speaks TLS cannot be told: that would take a handshake.
+                    // A TLS client cannot be answered: that would take a handshake.
                     if app.tls.is_none() {
                         turn_away(stream);
                     }

@@ -34,7 +34,7 @@ use crate::connections::{Counted, Slot};
 
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long before its end a certificate is a problem that is told.
+/// How long before its end a certificate is reported as a problem.
 const ENDS_SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How much of a request in plain text is read before it is answered.
 const HEAD: usize = 8 << 10;
@@ -57,7 +57,7 @@ pub enum TlsError {
     Read {
         /// Which.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The certificate file holds none.
@@ -125,7 +125,7 @@ struct TlsState {
     refused: Option<String>,
 }
 
-/// What tells that files were replaced: device, inode, size, and both times of each.
+/// What changes when files are replaced: device, inode, size, and both times of each.
 type Fingerprint = [(u64, u64, u64, i64, i64, i64, i64); 2];
 
 struct Loaded {
@@ -233,7 +233,8 @@ impl Tls {
         soon.then(|| format!("the certificate expires at {}", state.ends))
     }
 
-    /// Makes a connection a TLS connection. `Ok(None)` if it spoke HTTP in plain text and was told.
+    /// Makes a connection a TLS connection. `Ok(None)` if it spoke HTTP in plain text and was
+    /// answered.
     pub(crate) async fn accept(
         &self,
         mut stream: TcpStream,

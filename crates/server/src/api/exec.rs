@@ -111,8 +111,9 @@ pub(crate) async fn exec(
     ))
 }
 
-/// Ends a command whose caller left without having asked for it to go on: as a terminal that hangs
-/// up does, and by force if that is not heard. A server that goes down is not a caller that left.
+/// Ends a command whose caller left without having asked for it to continue: as a terminal that
+/// hangs up does, and by force if that has no effect. A server that goes down is not a caller that
+/// left.
 pub(crate) struct KillOnDisconnect {
     app: Arc<App>,
     caller: Caller,
@@ -133,7 +134,7 @@ impl KillOnDisconnect {
         self
     }
 
-    /// The command ended, or is let go.
+    /// The command ended, or is detached.
     pub(crate) fn release(&mut self) {
         self.command = None;
     }
@@ -286,7 +287,7 @@ fn text(event: &ExecEvent) -> Message {
 
 type Begun = (Started, Option<Bytes>);
 
-/// Hears what to run and starts it. `Err(None)` when the client left.
+/// Reads what to run and starts it. `Err(None)` when the client left.
 async fn begin(
     source: &mut SplitStream<WebSocket>,
     early: &mut Vec<Message>,

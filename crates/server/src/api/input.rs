@@ -1,5 +1,4 @@
-//! How requests are read: path, query, headers, JSON. Whatever is wrong is said in JSON, and names
-//! the field.
+//! How requests are read: path, query, headers, JSON. Every error is JSON, and names the field.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Network policies: the wire's as the model's, and back.
 //!
-//! Texts become types here, so that whoever wrote one is told the place: `network.domains[2]: …`. What only makes
-//! sense as a whole (regular expressions, URLs, bounds) the model checks, and is told the place too.
+//! Texts become types here, so that an error names the place: `network.domains[2]: …`. What can
+//! only be judged as a whole (regular expressions, URLs, bounds) the model checks, and its errors
+//! name the place too.
 //!
 //! The value of a header that is set on the way goes in and never comes out: answers say `null`. Whoever reads a
 //! policy, changes it and sends it back sends that `null`, which then stands for the value that is there. It is
@@ -124,7 +125,7 @@ fn pair_in(pair: types::PairMatch) -> PairMatch {
     PairMatch { key: pair.key.map(text_in), value: pair.value.map(text_in) }
 }
 
-/// A policy as it is told.
+/// A policy as it is returned.
 pub(crate) fn policy_out(policy: Policy) -> types::Network {
     types::Network {
         mode: match policy.mode {
@@ -191,7 +192,7 @@ pub(crate) fn project_in(
     })
 }
 
-/// A project's word as it is told.
+/// A project's policy as it is returned.
 pub(crate) fn project_out(network: ProjectNetwork) -> types::ProjectNetwork {
     types::ProjectNetwork {
         default: policy_out(network.default),
@@ -227,7 +228,7 @@ mod tests {
         assert_eq!(value(&policy), "s3cret");
         let told = serde_json::to_string(&policy_out(policy.clone())).unwrap();
         assert_eq!(told, text.replace(r#""s3cret""#, "null"));
-        // What was told may be sent back, and stands for the value that is there.
+        // What was returned may be sent back, and stands for the existing value.
         assert_eq!(value(&read(&told, Some(&policy)).unwrap()), "s3cret");
         // Not for another domain, nor for another header.
         for (other, named) in [

@@ -30,7 +30,7 @@ const TOKEN_SPAN: Span = Span(12 * 3600 * 1000);
 /// What a plain stream of bytes is called where a connection is upgraded to one.
 const PROTOCOL: &str = "tcp";
 
-/// Where the caller reaches this server, as far as that can be told.
+/// The address under which the caller reaches this server, as far as it is known.
 #[derive(Debug)]
 pub(crate) struct Base(String);
 

@@ -95,7 +95,7 @@ pub(crate) async fn get(
     params.end()?;
     if let Some(wait) = wait {
         let settled = app.engine.run_settled(&caller.project, &id);
-        // What it is after that time is told below.
+        // Its state after that time is returned below.
         if let Ok(Err(error)) = tokio::time::timeout(wait, settled).await {
             return Err(error.into());
         }

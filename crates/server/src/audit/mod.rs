@@ -8,9 +8,9 @@
 //! ```
 //!
 //! [`record`] is a layer around the whole router, the gateway for ports included. What is being recorded is a value of
-//! the task that answers the request, so that whoever finds out something adds it with a function and need not be
-//! handed anything: [`caller`], [`project`], [`target`], [`detail`]. A task that goes on after the answer (a WebSocket)
-//! takes it along with [`later`].
+//! the task that answers the request, so that any code adds what it finds out with a function and
+//! need not be passed anything: [`caller`], [`project`], [`target`], [`detail`]. A task that
+//! continues after the answer (a WebSocket) takes it along with [`later`].
 //!
 //! No secret, no content and no argument is added: names, ids, numbers and paths only.
 
@@ -115,7 +115,7 @@ fn with(change: impl FnOnce(&mut KnownRequest)) {
     let _ = CURRENT.try_with(|known| change(&mut known.lock()));
 }
 
-/// A request whose work goes on after its answer.
+/// A request whose work continues after its answer.
 #[derive(Debug)]
 pub(crate) struct Later(KnownRequest);
 
@@ -299,7 +299,7 @@ impl AskedRoute {
             return;
         }
         if let Some(what) = known.once.take() {
-            // Without a key, the address is all that tells callers apart, and anybody has many of them.
+            // Without a key, only the address distinguishes callers, and anybody has many of them.
             let key = known.key.as_ref();
             let who = key.map_or("", KeyId::as_str);
             let from = key.and(known.address.as_deref()).unwrap_or_default();

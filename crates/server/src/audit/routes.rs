@@ -204,7 +204,7 @@ const VERCEL: &[RouteLine] = &[
     ("POST", "/v2/sandboxes", Change, "sandbox.create", ""),
     ("POST", "/v3/sandboxes", Change, "sandbox.create", ""),
     ("POST", "/v4/sandboxes", Change, "sandbox.create", ""),
-    // With `resume` it starts the sandbox, which the handler tells.
+    // With `resume` it starts the sandbox, which the handler records.
     ("GET", "/v2/sandboxes/{name}", No, "", "sandbox/{name}"),
     ("PATCH", "/v2/sandboxes/{name}", Synced, "sandbox.update", "sandbox/{name}"),
     ("DELETE", "/v2/sandboxes/{name}", Change, "sandbox.delete", "sandbox/{name}"),

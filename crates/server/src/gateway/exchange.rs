@@ -93,7 +93,7 @@ async fn over_http2(
             tracing::debug!(error = error_chain(&error), "a published port broke off");
         }
     });
-    // The stream goes on when the sender has gone; the connection ends with it.
+    // The stream continues when the sender has gone; the connection ends with it.
     sender.send_request(request).await.map_err(|_| Refusal::SILENT)
 }
 

@@ -14,11 +14,11 @@
 //! - `access`: keys, tokens and cookies for private ports. None of them goes inside (`credentials`).
 //! - `exchange`: HTTP/1.1, and HTTP/2 for gRPC; `rewrite` puts places and cookies right.
 //! - `relay`: bytes between a connection and the agent.
-//! - `page`: what is said to those who did not get there.
+//! - `page`: the answer to requests that do not get there.
 //!
 //! Only ports that a sandbox publishes are reachable. Names by id last as long as the sandbox does, and a
-//! fork has others. When nobody is there any more to hear what a port says, its connection goes,
-//! whether the process inside sees to it or not.
+//! fork has others. When no client is left to read from a port, its connection is closed, whatever
+//! the process inside does.
 //!
 //! What is served under a path shares its origin with this server and with all other sandboxes, so
 //! the API never depends on cookies or on storage of that origin, and no answer may claim the origin

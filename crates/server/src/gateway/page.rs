@@ -1,5 +1,5 @@
-//! What is said to those who did not get to a port: a page for browsers, JSON for programs, a status
-//! for gRPC.
+//! The answer to requests that do not get to a port: a page for browsers, JSON for programs, a
+//! status for gRPC.
 //!
 //! A port that is private, one that is not published and a sandbox that is not there get the same
 //! answer, to the byte: nobody learns by asking what there is.
@@ -28,7 +28,7 @@ pub(super) struct Refusal {
     retry: Option<u8>,
 }
 
-/// What a reader wants to be told in.
+/// The format of the answer that a client wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PageFormat {
     Browser,

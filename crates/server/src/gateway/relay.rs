@@ -17,8 +17,8 @@ use tokio_util::task::TaskTracker;
 const BUFFER: usize = 64 << 10;
 /// How long a process may take to see that nobody is there any more, before its connection goes.
 const LINGER: Duration = Duration::from_secs(2);
-/// How long a port may be silent after the other side said its last. It may have gone for good, which
-/// looks the same.
+/// How long a port may be silent after the client sent its last byte. The client may be gone for
+/// good, which looks the same.
 const HALF_OPEN: Duration = Duration::from_secs(15 * 60);
 
 /// Our end of a connection to a port, upgraded or not. The other end learns when it goes.

@@ -70,7 +70,7 @@ impl Outside {
             _ if said.starts_with('/') && !said.starts_with("//") => said.to_owned(),
             _ => return None,
         };
-        // A server that was told where it is says so itself.
+        // A server that knows its prefix adds it itself.
         let knows = path.strip_prefix(prefix).is_some_and(begins_anew);
         Some(if knows { path } else { format!("{prefix}{path}") })
     }

@@ -1,6 +1,6 @@
 //! Drives: get or create, look, list, fork, delete; and where sandboxes mount them.
 //!
-//! A drive has a region here only to be told back. One that was made with none is in ours.
+//! A drive has a region here only to be returned to the client. One that was made without has ours.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -23,7 +23,8 @@ use crate::compat::vercel::sandboxes::settings::{
 use crate::compat::vercel::{drives, network};
 use crate::gateway;
 
-/// The region of what was told none: the one their clients take for granted. It is a label.
+/// The region of objects that were made without one: the one their clients take for granted. It is
+/// a label.
 pub(crate) const HERE: &str = "iad1";
 
 #[derive(Debug, Serialize)]

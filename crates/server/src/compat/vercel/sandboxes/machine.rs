@@ -32,7 +32,7 @@ const RUNTIMES: &str = "vercel/";
 const CUSTOMIZED: &str = "vercel/auto/";
 /// Their registry, which is often written out.
 const REGISTRY: &str = "vcr.vercel.com/";
-/// What an image is said to run when it has no runtime that they have a word for.
+/// The runtime that is returned for an image without one that they have a name for.
 const CUSTOM: &str = "custom";
 
 /// What a sandbox is made from.
@@ -195,7 +195,7 @@ impl Machines<'_> {
         })
     }
 
-    /// What clients are told that an image runs: the newest `node` it has, else the newest Python.
+    /// The runtime that clients see for an image: the newest `node` it has, else the newest Python.
     async fn known_as(&self, image: &Image, otherwise: &str) -> String {
         let has = self.runtimes_of(image).await;
         newest(&has, "node")

@@ -6,7 +6,7 @@
 //!
 //! - The first get that finds nothing is answered so, and its caller is expected to create ([`LEASE`]).
 //! - Every other get waits, until the sandbox is there and can be handed out, or until it is clear that
-//!   nobody creates it: then one of those who wait is the next to be told that there is nothing.
+//!   nobody creates it: then one of the waiting callers is the next to get "not found".
 //!
 //! So of twenty callers at once one creates and runs `onCreate`, and nineteen find the sandbox. Whoever
 //! only looks whether a sandbox exists may wait for as long as somebody else is expected to create it.
@@ -37,7 +37,8 @@ const TURNS: u32 = 5;
 const WAIT_FOR_CREATE: Duration = Duration::from_secs(120);
 /// How long after its caller was cut off a create may be asked for again.
 const AGAIN: Duration = Duration::from_secs(30);
-/// How many creates that nobody heard the answer of are remembered for one name; the oldest is forgotten first.
+/// How many creates without a delivered answer are remembered for one name; the oldest is forgotten
+/// first.
 const MOST_UNHEARD: usize = 16;
 /// How many names are watched at the most: of one project, so that none takes the place of others, and of all.
 const MOST_PER_PROJECT: usize = 1_000;
@@ -67,9 +68,9 @@ struct Runners {
     expected: Option<Instant>,
     /// Creates under way, by what they wish.
     creates: Vec<String>,
-    /// Creates whose callers never heard the answer.
+    /// Creates whose callers never got the answer.
     unheard: Vec<(Instant, String)>,
-    /// Tells those who wait to look again.
+    /// Wakes the waiting callers to look again.
     changed: watch::Sender<()>,
 }
 
@@ -86,7 +87,7 @@ impl Runners {
 /// What a caller who found nothing is to do.
 #[derive(Debug)]
 pub(crate) enum Missed {
-    /// It is told so, and may create.
+    /// It gets that answer, and may create.
     Tell,
     /// It waits for somebody else's create, and looks again.
     Wait(Changed),
@@ -107,7 +108,7 @@ impl Changed {
     }
 }
 
-/// A create under way. It belongs to the work, which goes on when the caller leaves.
+/// A create in progress. It belongs to the work, which continues when the caller leaves.
 #[derive(Debug)]
 pub(crate) struct CreateInProgress {
     races: Races,
@@ -121,7 +122,7 @@ pub(crate) struct CreateCaller {
     races: Races,
     place: SandboxKey,
     wishes: String,
-    /// Another one of the same kind was under way when it came, or had not been heard.
+    /// Another one of the same kind was in progress when it came, or had not delivered its answer.
     joined: bool,
     answered: bool,
 }
@@ -308,7 +309,7 @@ mod tests {
         let Missed::Wait(second) = races.missed(&project, &name, since) else { panic!("told too") };
         second.wait().await;
         assert!(matches!(races.missed(&project, &name, since), Missed::Tell), "the next in turn");
-        // However many others are told first, nobody waits for ever.
+        // However many others are answered first, nobody waits for ever.
         let since = Instant::now();
         let mut waited = 0;
         while let Missed::Wait(changed) = races.missed(&project, &name, since) {

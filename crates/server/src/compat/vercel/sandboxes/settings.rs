@@ -1,7 +1,7 @@
 //! What a request says a sandbox should be, as a patch of ours.
 //!
 //! Create, fork and update share their fields, so they are read in one place. What the engine has no
-//! field for is kept in the sandbox's notes, under `vercel.`, and told back from there.
+//! field for is kept in the sandbox's notes, under `vercel.`, and returned from there.
 
 use std::collections::BTreeMap;
 
@@ -98,7 +98,7 @@ impl RequestedSettings {
         Ok(())
     }
 
-    /// Notes something to be told back, or takes the note away.
+    /// Notes something to be returned, or removes the note.
     pub(crate) fn note(&mut self, name: &str, note: Option<String>) {
         self.patch.notes.insert(name.to_owned(), note);
     }
@@ -195,7 +195,7 @@ impl RequestedSettings {
         patch.memory.get_or_insert(Size(4096 << 20));
         if patch.snapshot_expires.is_none() {
             patch.snapshot_expires = Some(span_of(snapshots.unwrap_or(SNAPSHOTS)));
-            // Told back where it is a promise of the endpoint, and not only what is usual.
+            // Returned where it is a promise of the endpoint, and not only the default.
             let told = snapshots.map(|ms| ms.to_string());
             patch.notes.extend(told.map(|told| (EXPIRATION.to_owned(), Some(told))));
         }
@@ -229,7 +229,7 @@ pub(crate) fn span_of(expiration: u64) -> Option<Span> {
     (expiration != 0).then_some(Span(expiration))
 }
 
-/// A label that is kept and told back.
+/// A label that is kept and returned.
 pub(crate) fn short(name: &str, text: String) -> Result<String, VercelError> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if (1..=64).contains(&text.len()) && text.chars().all(good) {

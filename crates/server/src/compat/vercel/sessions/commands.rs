@@ -1,6 +1,6 @@
 //! Commands of a session: run, watched, fed, ended.
 //!
-//! A command goes on when the client that watched it leaves, and is known, with what it printed, when
+//! A command continues when the client that watched it leaves, and is known, with its output, when
 //! its session is over.
 
 use std::io;
@@ -76,8 +76,8 @@ fn answer(of: &Command) -> Value {
     json!({ "command": command(of) })
 }
 
-/// A command as it was when it began: one that is over by now is told to be so when it is asked for, or
-/// by the last line.
+/// A command as it was when it began: if it is over by now, the last line or a later request shows
+/// that.
 fn begun(command: Command) -> Value {
     let state = CommandState::Running;
     answer(&Command { state, exit_code: None, ended_at: None, ..command })

@@ -182,7 +182,7 @@ enum Word {
     },
 }
 
-/// Hears what to run and starts it.
+/// Reads what to run and starts it.
 async fn begin(
     source: &mut SplitStream<WebSocket>,
     app: &Arc<App>,
