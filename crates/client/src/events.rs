@@ -30,7 +30,7 @@ pub struct EventQuery {
     pub cursor: Option<String>,
     /// Only those since then: a time, or how long ago, like `10m`.
     pub since: Option<String>,
-    /// Whether to go on with what happens.
+    /// Whether to continue with new events.
     pub follow: bool,
     /// Those of all projects and of the host; needs an admin key.
     pub all_projects: bool,

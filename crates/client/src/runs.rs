@@ -78,19 +78,19 @@ impl Client {
         self.transport.json(call.json(request)?).await
     }
 
-    /// Tells that the harness of a run is alive.
+    /// Reports that the harness of a run is alive.
     pub async fn run_heartbeat(&self, id: &str, request: &RunHeartbeat) -> Result<Run, Error> {
         let call = Call::post(Target::new(&["runs", id, "heartbeat"]));
         self.transport.json(call.json(request)?).await
     }
 
-    /// Tells that the work of a harness is done, or why it failed.
+    /// Reports that the work of a harness is done, or why it failed.
     pub async fn finish_run(&self, id: &str, request: &FinishRun) -> Result<Run, Error> {
         let call = Call::post(Target::new(&["runs", id, "finish"]));
         self.transport.json(call.json(request)?).await
     }
 
-    /// Tells what there is to know about the result of a run.
+    /// Returns what there is to know about the result of a run.
     pub async fn review_run(&self, id: &str) -> Result<RunReview, Error> {
         self.transport.json(Call::get(Target::new(&["runs", id, "review"]))).await
     }

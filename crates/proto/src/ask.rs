@@ -67,7 +67,7 @@ pub enum AskReply {
     Answer {
         /// The answer.
         answer: InsideAnswer,
-        /// What was said about it.
+        /// The comment of the decision.
         comment: String,
     },
     /// The question was not asked.

@@ -90,7 +90,7 @@ pub enum End {
     Failed {
         /// What was being done, as a verb phrase.
         step: String,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
 }

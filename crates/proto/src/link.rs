@@ -1,7 +1,7 @@
 //! What daemon and agent say on the link.
 //!
 //! The host opens a stream with a [`Request`]; the agent answers with one [`Reply`]. Requests that
-//! move bytes go on with Data and close with a [`Done`] (see [`crate::frame`]).
+//! move bytes continue with Data and close with a [`Done`] (see [`crate::frame`]).
 //!
 //! *Commands outlive connections.* A command is known by the id the daemon chose. Its output is
 //! numbered: byte `n` of a command is the same byte on every connection. The agent keeps output
@@ -50,8 +50,9 @@ pub enum Request {
         command: String,
         /// How many bytes of output the daemon has kept already.
         from: u64,
-        /// How many bytes of standard input the daemon knows were taken. The reply tells how many
-        /// were; if that is fewer, the two are not talking of the same command, and the agent refuses.
+        /// How many bytes of standard input the daemon knows were taken. The reply has the number
+        /// that were taken; if that is fewer, the two do not mean the same command, and the agent
+        /// refuses.
         stdin_from: u64,
     },
     /// Lists the commands the agent still knows. Replies [`Reply::Commands`].
@@ -120,7 +121,8 @@ pub enum Request {
         /// Continue after this name.
         after: Option<String>,
     },
-    /// Tells about one path, without following a final symlink. Replies [`Reply::Stat`].
+    /// Returns the metadata of one path, without following a final symlink. Replies
+    /// [`Reply::Stat`].
     Stat {
         /// Where.
         at: At,
@@ -161,8 +163,8 @@ pub enum Request {
     /// Makes this machine the sandbox's: mounts its root and enters it. Of a machine of its own, once, before anything else
     /// but `Hello`. Replies [`Reply::Ok`].
     Assemble(Assemble),
-    /// Tells a machine that was restored from memory what changed meanwhile. Replies [`Reply::Hello`], with the new run's
-    /// generation.
+    /// Notifies a machine that was restored from memory of what changed meanwhile. Replies
+    /// [`Reply::Hello`], with the new run's generation.
     Renew(Renew),
     /// Writes everything to the machine's disks and lets nothing more be written until [`Request::Thaw`], or for ten
     /// seconds. Replies [`Reply::Ok`].
@@ -196,7 +198,7 @@ pub enum Request {
         question: String,
         /// The answer.
         answer: InsideAnswer,
-        /// What was said about it.
+        /// The comment of the decision.
         comment: String,
     },
     /// Connects to a TCP port on the sandbox's loopback. Replies [`Reply::Ok`], then Data both
@@ -434,7 +436,7 @@ pub enum Failure {
     Exhausted,
     /// Nothing listens on the port.
     Refused,
-    /// Anything else the system said.
+    /// Any other error of the system.
     Fault,
 }
 

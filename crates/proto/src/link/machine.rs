@@ -1,4 +1,4 @@
-//! What a machine of its own is told when it becomes a sandbox's, or continues from memory.
+//! What a machine of its own gets when it becomes a sandbox's, or continues from memory.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +39,7 @@ pub struct AssembleMount {
     pub owner: Option<String>,
 }
 
-/// What is told to a machine that was restored.
+/// What a restored machine gets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Renew {
