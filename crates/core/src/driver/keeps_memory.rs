@@ -107,7 +107,7 @@ pub struct Captured {
     pub ram: Size,
     /// Pages written.
     pub pages: u64,
-    /// How long the machine stood still.
+    /// How long the machine was suspended.
     pub stood: Duration,
     /// What its root was made of, as [`OwnDisk::roots`] returns it; empty without that power.
     pub roots: Vec<String>,

@@ -45,7 +45,7 @@ use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
 ///   where no other sandbox can see it.
 /// - *mounts*: further stacks of directories, described in the same way, seen at a place below the
 ///   root. A target that leads through a link or to what is no directory is refused with
-///   [`DriverError::MountPoint`]: a root was written by whoever used the sandbox before.
+///   [`DriverError::MountPoint`]: a root was written by earlier users of the sandbox.
 /// - *link*: where the agent inside listens.
 ///
 /// # Lifecycle
@@ -113,16 +113,17 @@ pub trait Driver: fmt::Debug + Send + Sync {
     async fn died(&self, key: &MachineKey);
 
     /// Where the machine's packets come from and go to. Can be asked again, after the daemon has restarted; the
-    /// device is the same then, and whoever has it reads packets that nobody else gets.
+    /// device is the same then, and its holder alone gets the packets.
     async fn network(&self, key: &MachineKey) -> DriverResult<Device>;
 
-    /// What takes up room on the host's disk without a name: files that were removed and that processes of a machine still have open.
-    /// Nothing for a machine that has a disk of its own.
+    /// The deleted files that take space on the host's disk: files that were removed and that
+    /// processes of a machine still have open. None for a machine that has a disk of its own.
     async fn unnamed(&self, _key: &MachineKey) -> DriverResult<Vec<Unnamed>> {
         Ok(Vec::new())
     }
 
-    /// Ends the processes of a machine that fill the host's disk, and answers with how many that were: none if it cannot tell which they are.
+    /// Ends the processes of a machine that fill the host's disk, and returns how many that were:
+    /// none if it does not know which they are.
     async fn end_writers(&self, _key: &MachineKey) -> DriverResult<usize> {
         Ok(0)
     }
@@ -260,7 +261,8 @@ pub struct MachineLoad {
     pub used: MachineUsage,
     /// Memory in use.
     pub memory: Size,
-    /// Processes and threads, where the host can tell: those of a machine with a kernel of its own are not its own.
+    /// Processes and threads, where the host knows them: it does not for a machine with a kernel of
+    /// its own.
     pub processes: Option<u64>,
 }
 

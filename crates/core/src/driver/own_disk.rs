@@ -16,8 +16,8 @@ use crate::model::{MachineKey, RootFs};
 ///
 /// # Terms
 ///
-/// - *disk*: a chain of files in [`RootFs::disk_dir`], in a format that only the driver knows. As long as that directory is there,
-///   the disk is the truth about what was written, and `upper` is not.
+/// - *disk*: a chain of files in [`RootFs::disk_dir`], in a format that only the driver knows. As
+///   long as that directory exists, the disk holds what was written, and `upper` does not.
 /// - *packed root*: the lower directories of a root, made into read-only devices.
 /// - *assemble*: the first message to the agent: which devices make its root, and its identity. A
 ///   machine without a restored image that was captured after this waits for it.
@@ -78,7 +78,7 @@ pub trait OwnDisk: Send + Sync {
 pub enum WriteLimit {
     /// As fast as the disk takes it.
     None,
-    /// So many bytes a second.
+    /// A limit in bytes per second.
     Slow(u64),
     /// Not at all.
     Hold,

@@ -345,7 +345,7 @@ async fn hand_over(directory: &File) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Thaws a machine when it goes, however that comes about.
+/// Thaws a machine when it is dropped, for whatever reason.
 struct Thaw<'a> {
     host: &'a Host,
     key: &'a MachineKey,

@@ -146,8 +146,8 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Ends every process in a machine's group, whoever it is, and returns when there is none. For machines whose
-    /// first process is not known: with it gone, there would be nobody left.
+    /// Ends every process in a machine's group, and returns when there is none. For machines whose
+    /// first process is not known: when that one ends, so do all others.
     pub(crate) fn end(&self, key: &MachineKey) -> DriverResult<()> {
         let deadline = Instant::now() + PATIENCE;
         let path = self.any(key).join("cgroup.procs");
@@ -252,7 +252,7 @@ impl Cgroups {
     pub(crate) fn freeze(&self, key: &MachineKey) -> DriverResult<()> {
         let frozen = self.try_freeze(key);
         if frozen.is_err() {
-            // Half frozen is frozen, for whoever is.
+            // A half frozen group counts as frozen for its processes.
             self.thaw(key)?;
         }
         frozen

@@ -45,7 +45,7 @@ pub(crate) struct HelperTask<'a> {
     /// Variables that it needs besides `PATH` and `LANG`.
     pub(crate) env: &'a [(&'a str, &'a str)],
     pub(crate) input: Input,
-    /// The file it writes, which is there already.
+    /// The existing file that it writes to.
     pub(crate) output: Option<&'a Path>,
     pub(crate) limits: HelperLimits,
 }

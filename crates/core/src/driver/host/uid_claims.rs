@@ -55,7 +55,7 @@ pub(crate) struct UidClaims {
 }
 
 impl UidClaims {
-    /// Those of a data directory, or of a part of it, in blocks of so many ids.
+    /// Those of a data directory, or of a part of it, in blocks of `block` ids.
     pub(crate) fn of(owner: &Path, block: u32) -> Self {
         Self::at(Path::new(CLAIMS_DIR), owner, block)
     }
@@ -82,7 +82,8 @@ impl UidClaims {
         self.claim_all(ids, false)
     }
 
-    /// Claims them as [`claim`](Self::claim) does, whoever has claimed them before: for what runs there and is known to be ours.
+    /// Claims them as [`claim`](Self::claim) does, even if they are claimed already: for machines
+    /// that run and are known to be ours.
     ///
     /// # Errors
     ///
@@ -140,7 +141,8 @@ impl UidClaims {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
-        // Nobody removes claims but whoever clears `/run` by hand: then the lock is on nothing.
+        // Claims are removed only by somebody who clears `/run` by hand: then the lock is on
+        // nothing.
         let there = fs::metadata(&path).is_ok_and(|there| {
             file.metadata().is_ok_and(|ours| (ours.dev(), ours.ino()) == (there.dev(), there.ino()))
         });

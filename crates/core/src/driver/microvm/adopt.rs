@@ -20,7 +20,7 @@ use crate::failpoint;
 use crate::model::MachineKey;
 
 impl Microvm {
-    /// Has a machine stand still.
+    /// Suspends a machine.
     pub(super) fn hold(&self, key: &MachineKey) -> DriverResult<()> {
         let held =
             Qmp::connect(&self.host.directory(key)).and_then(|mut qmp| qmp.ask("stop", json!({})));

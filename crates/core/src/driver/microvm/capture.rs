@@ -118,7 +118,7 @@ impl Subject<'_> {
         Ok((pages.pages, stood))
     }
 
-    /// What is done while the machine stands still.
+    /// The steps that run while the machine is suspended.
     fn standing(&self, qmp: &mut Qmp, top: &Top, devices: &File) -> io::Result<PagesWritten> {
         let mut at = String::new();
         // The hypervisor can write to it, so no more is believed of it than it should hold.
@@ -177,7 +177,8 @@ impl Subject<'_> {
             _ => {}
         }
         qcow2::create(&path, top.size)?;
-        // After an error it stays: the hypervisor may have it in use, and an empty one is in nobody's way.
+        // After an error it stays: the hypervisor may have it in use, and an empty one does no
+        // harm.
         self.attach(qmp, &path, &disk::node("disk", number), &below)
     }
 

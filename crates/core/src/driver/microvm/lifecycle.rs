@@ -362,7 +362,7 @@ pub(super) fn set_going(qmp: &mut Qmp, run_dir: &Path, plan: &MachinePlan) -> io
     qmp.ask("cont", json!({})).map(drop)
 }
 
-/// Loads the state of the devices, onto RAM that is there already.
+/// Loads the state of the devices, onto RAM that exists already.
 pub(super) fn load(qmp: &mut Qmp, devices: &Path) -> io::Result<()> {
     use std::os::fd::AsFd as _;
     let file = File::open(devices)?;

@@ -68,7 +68,7 @@ pub fn prepare(vmlinuz: &Path, modules: &Path, agent: &[u8], into: &Path) -> io:
     }
     archive.file("modules/order", 0o644, order.as_bytes())?;
     fs::create_dir_all(into).map_err(|error| at(into, &error))?;
-    // Without a record, what is there counts for nothing.
+    // Without a record, the existing files do not count.
     match fs::remove_file(into.join(RECORD)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(at(&into.join(RECORD), &error));

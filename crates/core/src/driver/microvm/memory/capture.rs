@@ -74,7 +74,7 @@ pub fn capture_pages(
     capture_within(MOST_ENTRIES, pid, at, ram, image, into, reserve)
 }
 
-/// The same, with RAM in at most so many pieces.
+/// The same, with RAM in at most `most` pieces.
 pub(super) fn capture_within(
     most: usize,
     pid: u32,

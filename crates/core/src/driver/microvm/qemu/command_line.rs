@@ -39,7 +39,8 @@ const CONSOLE: u32 = 64 << 10;
 const TRANSLATED: u32 = 64;
 
 /// No messages but grave ones; a kernel that panics ends its machine at once; the time stamp counter is the hypervisor's and
-/// needs no watching, which would be fooled by a machine that stood still; one name for the network card.
+/// needs no watching, which would be fooled by a machine that was suspended; one name for the
+/// network card.
 const KERNEL_LINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 reboot=t tsc=reliable \
      no_timer_check random.trust_cpu=on net.ifnames=0 rdinit=/init";
 
@@ -217,7 +218,7 @@ pub(crate) fn slots(layout: &Layout) -> Vec<DeviceSlot> {
 
 /// A file, by a descriptor: the hypervisor has no path to it.
 fn file_options(node: &str, filename: &str, write: bool) -> Value {
-    // The driver sees to it that nobody else writes to it; locks would be in the way of forks.
+    // The driver makes sure that nothing else writes to it; locks would be in the way of forks.
     let mut options = json!({
         "driver": "file", "node-name": node, "filename": filename, "read-only": !write,
         "locking": "off",
@@ -269,7 +270,7 @@ impl Line {
         // For one that is restored a kernel has to be named, too, or a part of the firmware would be missing that the captured
         // machine had. It is in memory already.
         self.put(&["-kernel", KERNEL, "-append"]);
-        // Either way it stands still until the driver has looked at it.
+        // Either way it is suspended until the driver has looked at it.
         if let Beginning::Boot { tsc_khz } = beginning {
             let tsc = tsc_khz.map_or_else(String::new, |khz| format!(" tsc_early_khz={khz}"));
             self.put(&[&format!("{KERNEL_LINE}{tsc}"), "-initrd", INITRAMFS, "-S"]);
