@@ -310,7 +310,8 @@ impl Error {
         Self::Invalid { what, reason: reason.into() }
     }
 
-    /// Whether the disk under the data directory is at fault, so that the cause helps whoever runs the server.
+    /// Whether the disk under the data directory is at fault, so that the cause helps the server's
+    /// operator.
     #[must_use]
     pub fn is_of_the_disk(&self) -> bool {
         matches!(self, Self::Store(StoreError::Io { .. }) | Self::Db(DbError::Query { .. }))

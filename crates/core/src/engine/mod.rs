@@ -283,7 +283,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Begins what the engine does by itself.
+    /// Starts the engine's background work.
     async fn begin(&self) -> Result<()> {
         let trash = Arc::downgrade(&self.parts.storage.trash);
         self.parts.context.store.set_space_reclaimer(Box::new(move || {

@@ -334,7 +334,7 @@ impl Engine {
         }
     }
 
-    /// A command that is alive; one that sleeps with its machine is woken for whoever wants something of it.
+    /// A command that is alive; one in a paused machine is woken for a caller that needs it.
     async fn alive(
         &self,
         project: &Name,

@@ -17,7 +17,7 @@ use crate::model::{
 };
 use crate::store::{DiffOptions, Globs};
 
-/// How many paths a patch has at the most.
+/// The largest number of paths in a patch.
 const MOST_IN_PATCH: usize = 100_000;
 /// How many paths may be named.
 const MOST_PATHS: usize = 1_000;

@@ -124,7 +124,7 @@ impl Engine {
     }
 
     /// Makes a token that speaks for the caller's key in the caller's project. `more` are claims for
-    /// whoever reads it; they decide nothing here.
+    /// the token's reader; they decide nothing here.
     ///
     /// # Errors
     ///

@@ -6,7 +6,7 @@ use crate::engine::{Engine, Result};
 use crate::model::{Name, Secret, SecretName};
 
 impl Engine {
-    /// Sets a secret: a new one, or another value of one that is there.
+    /// Sets a secret: a new one, or another value of an existing one.
     ///
     /// # Errors
     ///

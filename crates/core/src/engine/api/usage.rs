@@ -37,7 +37,7 @@ pub struct Figures {
 }
 
 impl Engine {
-    /// What takes up room in a project, or on the whole host.
+    /// What takes space in a project, or on the whole host.
     ///
     /// # Errors
     ///

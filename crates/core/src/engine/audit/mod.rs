@@ -241,7 +241,7 @@ impl AuditShared {
         Some(std::mem::take(&mut bucket.suppressed))
     }
 
-    /// The records of a batch by chain, each after those that tell what of its chain was lost.
+    /// The records of a batch by chain, each after the records about losses of its chain.
     fn by_chain(&self, batch: Vec<AuditRecord>) -> BTreeMap<AuditChain, Vec<AuditRecord>> {
         let mut all: BTreeMap<AuditChain, Vec<AuditRecord>> = BTreeMap::new();
         let mut state = self.state.lock();
@@ -458,7 +458,8 @@ mod tests {
         assert_eq!(all[0].record.detail["count"], "3");
     }
 
-    /// The path of a command: whoever records does not wait for the disk, even where a sync never returns.
+    /// The path of a command: recording does not wait for the disk, even where a sync never
+    /// returns.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn recording_waits_for_no_sync() {
         use rustix::fs::{CWD, FileType, Mode, mknodat};

@@ -47,9 +47,9 @@ const FILLED: u64 = 32 << 20;
 const FILLED_INODES: u64 = 8192;
 /// How long a look is good for if nothing fills up.
 const LOOKED: Duration = Duration::from_secs(60);
-/// After so many rounds of ending those who write the most, all commands are ended.
+/// After this many rounds of ending those who write the most, all commands are ended.
 const ROUNDS: u32 = 4;
-/// What a sandbox wrote since a look longer ago than this does not tell who fills the disk now.
+/// What a sandbox wrote since a look longer ago than this does not show who fills the disk now.
 const JUST_NOW: Duration = Duration::from_secs(1);
 /// What a sandbox may always write, so that it can start and be cleaned up when there is little left.
 const AT_LEAST: u64 = 8 << 20;
@@ -110,8 +110,8 @@ struct Looked {
     used: u64,
     /// What had been uploaded to its sandbox.
     uploaded: u64,
-    /// How often writers of its sandbox had been ended. What they wrote before their end is nobody's else: whoever runs after it
-    /// may be cleaning up.
+    /// How often writers of its sandbox had been ended. What they wrote before their end is theirs
+    /// alone: processes that run after it may be cleaning up.
     ended: u64,
 }
 
@@ -477,7 +477,7 @@ impl DiskLimits {
                 Ok(ended @ 1..) => {
                     tracing::warn!(sandbox = %live.sandbox().name, ended, "processes that filled the disk were ended");
                 }
-                // Whoever runs now may be who cleans up: it must not be ended for that.
+                // The processes that run now may be cleaning up: they must not be ended for that.
                 Ok(0) if !this.shrinks(&live, over).await => this.clear(&sessions, &live).await,
                 Ok(0) => {}
                 Err(error) => {

@@ -43,7 +43,7 @@ struct ProbeState {
 }
 
 impl Health {
-    /// Begins to look, until whoever holds `health` is gone.
+    /// Starts the probe; it runs as long as `health` is held.
     pub(in crate::engine) fn watch(health: &Arc<Self>, data: &Path) {
         let (weak, file) = (Arc::downgrade(health), data.join(NAME));
         let started = std::thread::Builder::new()

@@ -6,8 +6,8 @@
 //!   continues: files can be copied out, replaced or removed, and then it is not refused any more;
 //! - a session that ends all the same (it crashed, its time was up) leaves its layer open and the sandbox
 //!   `failed`; the same refusal is what its next start and stop answer;
-//! - whoever stops it with [`Decision::accept_doubtful`](crate::model::Decision) keeps them as they can be read, and
-//!   the snapshot says so in its findings;
+//! - a stop with [`Decision::accept_doubtful`](crate::model::Decision) keeps them as they can be
+//!   read, and the snapshot says so in its findings;
 //! - the register of damage has an entry for every layer that is in doubt, until it is sealed, given up, or has
 //!   no such file any more.
 

@@ -23,7 +23,7 @@ use crate::engine::integrity::Scrubber;
 use crate::model::{Layer, LayerId};
 use crate::store::{DigestVerdict, NameDifference, ReadThrottle, StoreError};
 
-/// How long after a seal its layer is read. Whoever resumes right away goes first.
+/// How long after a seal its layer is read. A start right after the stop goes first.
 const DELAY: Duration = Duration::from_secs(1);
 /// How often it is looked for layers that were missed, or are due.
 const LOOK: Duration = Duration::from_secs(600);
@@ -72,7 +72,7 @@ async fn work(scrubber: Weak<Scrubber>) {
             looked = Some(tokio::time::Instant::now());
             this.look_for_work().await;
         } else {
-            // Not the engine: whoever drops it gets the data directory back at once.
+            // Not the engine: dropping the engine must free the data directory at once.
             let wake = Arc::clone(&this.references.digests.wake);
             drop(this);
             tokio::select! {

@@ -35,7 +35,7 @@ use crate::engine::running::live::RunningSandbox;
 use crate::model::{LayerId, MountMode, Sandbox};
 use crate::store::FreeSpace;
 
-/// The reserve is about to be used when it would be after so many looks.
+/// The host is short when the reserve would be used after this many looks.
 const AHEAD: u64 = 6;
 /// A sandbox that grew by less is not stopped for the host's sake.
 pub(super) const GREW: u64 = 1 << 20;

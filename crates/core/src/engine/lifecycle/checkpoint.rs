@@ -140,7 +140,7 @@ impl Lifecycle {
         if let Err(error) = relayer.swap_root(&live.key, &self.store.root(&fresh, &chain)).await {
             if !matches!(error, DriverError::NotAlone { .. } | DriverError::NoRoom { .. }) {
                 // It may or may not stand on the new root. The record names both layers, which is right
-                // either way; whoever asked ends the session on it.
+                // either way; the caller ends the session on it.
                 live.set_sandbox(sandbox.clone());
                 return Err(error.into());
             }
@@ -191,7 +191,7 @@ impl Lifecycle {
             // A checkpoint of an earlier daemon is as good as one of ours.
             *copied = self.store.live_copy(open, sandbox.open_chain()).await;
         }
-        // Snapshots that named earlier copies may be gone: from here on they stay, if they are there.
+        // Snapshots that named earlier copies may be gone: existing copies are held from here on.
         let hold = self.store.hold();
         if let Some(copy) = copied.as_mut() {
             let short =

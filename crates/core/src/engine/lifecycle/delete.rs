@@ -66,7 +66,8 @@ impl Lifecycle {
         // What was written to drives is theirs. One that cannot be freed now is freed when the sandbox is
         // gone, by housekeeping or by the next who comes for it.
         match self.guard_drives(&sandbox).await {
-            // Nobody can say any more what to look for, and a sandbox must be deletable all the same.
+            // The values to look for are no longer known, and a sandbox must be deletable all the
+            // same.
             Err(error @ (Error::NoSecret(_) | Error::Sealed { .. })) => {
                 tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "what a deleted sandbox wrote to drives is kept without a search for secrets");
             }
@@ -144,7 +145,7 @@ impl Lifecycle {
             }
             layers.push(layer);
         }
-        // Reasons that pass: nothing is given up for them, whoever forces it.
+        // Temporary reasons: nothing is given up for them, even with force.
         let passes = matches!(
             error,
             Error::ShuttingDown | Error::Store(crate::store::StoreError::ShuttingDown)

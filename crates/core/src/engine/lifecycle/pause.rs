@@ -43,7 +43,7 @@ use crate::model::{
 };
 use crate::store::{Durability, NewMemory};
 
-/// How many it may stand on after a pause, which sees to it that there are fewer when it is woken.
+/// How many it may stand on after a pause, which makes sure that there are fewer when it is woken.
 const DEEPEST_PAUSED: usize = DEEPEST_DISKS + 16;
 /// How long a checkpoint waits for those who are touching the root.
 const GATE_WITHIN: Duration = Duration::from_millis(200);
@@ -339,7 +339,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Sees to what earlier captures of this session left unfinished, for want of room say: nothing may stand on those.
+    /// Completes what earlier captures of this session left unfinished, for example for want of
+    /// room: nothing may stand on those.
     async fn repair_captures(
         &self,
         live: &RunningSandbox,

@@ -20,10 +20,10 @@
 //!
 //! *Recovery never delays the start.* [`Lifecycle::recover`] reads the disk, learns which machines are alive, which uids are taken and
 //! who holds which layers, and takes the turn of every sandbox. All else happens in a task per sandbox after the server listens:
-//! an agent that does not answer, or a layer that takes long to seal, is waited for by nobody but whoever wants that
-//! sandbox. Agents are waited for by all these tasks at the same time; what is heavy on the disk is done by [`AT_ONCE`] of
-//! them. Until its task is done a sandbox is listed as it was found: `running` if its machine is alive,
-//! `stopping` if what it wrote is still to be sealed.
+//! an agent that does not answer, or a layer that takes long to seal, delays only callers that need
+//! that sandbox. Agents are waited for by all these tasks at the same time; what is heavy on the
+//! disk is done by [`AT_ONCE`] of them. Until its task is done a sandbox is listed as it was found:
+//! `running` if its machine is alive, `stopping` if what it wrote is still to be sealed.
 //!
 //! Nothing is collected as garbage until all of them are done.
 //!
@@ -337,8 +337,9 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Ends what is left of a session. What is on the disks of a machine takes a boot to have: the recovery of the others
-    /// is not held up by that, and whoever wants this sandbox waits for its turn.
+    /// Ends what is left of a session. What is on the disks of a machine takes a boot to have: that
+    /// does not delay the recovery of the others, and callers that need this sandbox wait for its
+    /// turn.
     async fn finish_session_end(
         self: &Arc<Self>,
         recovering: Recovering,

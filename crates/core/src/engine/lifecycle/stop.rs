@@ -44,7 +44,7 @@ use crate::model::{
 };
 use crate::store::{Durability, MeasuredLayer, SealOptions, Sealing, StoreError};
 
-/// How often it is asked whether a layer is mounted before processes are looked for that have it.
+/// After how many checks for a mounted layer processes are looked for that have it.
 const STRAY_AFTER: u32 = 20;
 /// How long a layer of a machine that is gone may stay mounted.
 const STRAY_WITHIN: Duration = Duration::from_secs(15);
@@ -74,7 +74,7 @@ impl Lifecycle {
         let writes = |mounted: &Mounted| mounted.mode == MountMode::ReadWrite;
         let seals = keep || sandbox.mounted().iter().any(writes);
         if seals && live.is_some() && ending.end != SessionEnd::Interrupted {
-            // Before anything is touched: is there room for what sealing writes?
+            // Checks, before anything is touched, that there is room for what sealing writes.
             self.store.wait_for_room_to_seal().await?;
             self.check_room_to_export(sandbox, keep).await?;
         }
@@ -100,7 +100,7 @@ impl Lifecycle {
             sandbox.validated = before.validated.or(sandbox.validated.take());
             answers = before.answers;
         }
-        // Whoever is touching the root gets to the end of it; nobody new comes in until it is down.
+        // Operations that use the root run to completion; no new one starts until it is down.
         let gate = match &live {
             Some(live) => {
                 tokio::time::timeout(self.context.settings.grace, live.gate.write()).await.ok()
@@ -261,7 +261,7 @@ impl Lifecycle {
         Ok(Some(session))
     }
 
-    /// Puts on record what the machine used; what it used before a daemon died is there already.
+    /// Records the machine's usage; usage of before a daemon died is recorded already.
     pub(in crate::engine) async fn note_usage(
         &self,
         session: Option<&mut Session>,
@@ -571,7 +571,7 @@ impl Lifecycle {
         after.generation = snapshot.generation;
         after.updated_at = now();
         let committed = self.context.catalog.commit(ready, Some(snapshot), &mut after).await;
-        // It may be there all the same, and the sandbox's record not.
+        // It may exist all the same, and the sandbox's record not.
         if committed.is_ok() || self.db.snapshot_record(&snapshot.id).await?.is_some() {
             self.references.counts().hold_snapshot(snapshot);
         }

@@ -5,10 +5,12 @@
 //! answer is booted once more on its disks, for that alone.
 //!
 //! *What a guest says is not believed, and not waited for without end.* How much may come is bounded by what its disk can hold
-//! (`store::fill`), and how long that may take by how much has come: it may stand still for a minute, and the time spent waiting
-//! for it may not be more than two minutes and a second for each MiB. What the host itself takes to unpack is not counted.
-//! A live machine that is beyond a bound is ended and booted once more, with an agent it has not touched; if that fails as well the
-//! sandbox is `failed`, with the reason, and its disk stays: the stop can be tried again, or what was written be discarded.
+//! (`store::fill`), and how long that may take by how much has come: it may pause for a minute, and
+//! the time spent waiting for it may not be more than two minutes and a second for each MiB. What
+//! the host itself takes to unpack is not counted. A live machine that is beyond a bound is ended
+//! and booted once more, with an agent it has not touched; if that fails as well the sandbox is
+//! `failed`, with the reason, and its disk stays: the stop can be tried again, or what was written
+//! be discarded.
 //!
 //! The store seals no layer whose disk is still there, and removes the disk only when all of it is in the layer: a daemon that
 //! dies at any point finds one or the other, and comes this way again.
@@ -273,7 +275,7 @@ mod tests {
         }
         assert_eq!(pace.waited, BEFORE);
         assert!(pace.lost().to_string().contains("bytes in 120 s"), "{}", pace.lost());
-        // What comes fast enough has all the time it takes, but may not stand still.
+        // A fast stream has all the time it takes, but may not pause.
         pace.received = 600 * PER_SECOND;
         assert_eq!(pace.patience(), SILENCE);
     }

@@ -100,8 +100,8 @@ impl Machines {
         Ok(())
     }
 
-    /// Lets a machine write again. Nobody waits for it: whoever writes does, for a moment. If the
-    /// request is lost, the machine thaws itself ten seconds after it was frozen.
+    /// Lets a machine write again. No caller waits for it: writers do, for a moment. If the request
+    /// is lost, the machine thaws itself ten seconds after it was frozen.
     fn thaw_soon(&self, machine: &Machine, guest: Guest) {
         let key = machine.key.clone();
         self.context.tasks.spawn(async move {

@@ -99,7 +99,7 @@ impl Machines {
         made.map(Some)
     }
 
-    /// The template of a name: the one on record, or one that is made now, by whoever comes first.
+    /// The template of a name: the one on record, or one that the first caller makes now.
     async fn template_of(
         &self,
         driver: &Arc<dyn Driver>,

@@ -29,7 +29,7 @@ use crate::model::{LayerId, Limits, MachineKey, MemoryId, RootFs, Sandbox};
 use crate::store::Durability;
 use crate::warm_pool::{Maker, PoolLimits, WarmPool};
 
-/// How long after the last start they are made: whoever started a machine wants to use it first.
+/// How long after the last start they are made: the user of a machine that just started goes first.
 const AFTER: Duration = Duration::from_millis(500);
 /// How long one waits for a sandbox.
 const AT_MOST: Duration = Duration::from_mins(15);
@@ -43,7 +43,7 @@ const TRIED_WITHIN: Duration = Duration::from_secs(20);
 /// Those of an engine.
 pub(in crate::engine) type WarmMachines = WarmPool<MachineKind, WarmMachine>;
 
-/// So many for each template.
+/// With `most` for each template.
 pub(in crate::engine) fn pool(most: usize) -> Arc<WarmMachines> {
     WarmPool::new(PoolLimits { per_kind: most, kinds: KINDS, quiet: AFTER, idle: AT_MOST })
 }
@@ -122,7 +122,7 @@ impl Machines {
             }
             Err(error) => {
                 tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "a warm machine could not be assigned");
-                // It may be under either name. Whoever is alive keeps the ids.
+                // It may be under either name. The machine that is alive keeps the ids.
                 self.start_over(&driver, machine, sandbox).await?;
                 driver.stop(&waiting.machine.key).await?;
                 self.remove_unassigned_dir(&waiting.machine).await;
@@ -169,7 +169,8 @@ impl Machines {
         });
     }
 
-    /// Sees to it that the next create finds a machine that waits, when there is nothing better to do.
+    /// Makes sure, when there is nothing better to do, that the next create finds a machine in the
+    /// warm pool.
     pub(in crate::engine) fn restock(self: &Arc<Self>, sandbox: &Sandbox, memory: &[MemoryId]) {
         if !memory.iter().take(1).any(|template| self.templates.has_failed(template.as_str())) {
             self.warm.restock(self, &MachineKind::of(sandbox, memory));

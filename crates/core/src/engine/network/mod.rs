@@ -32,7 +32,7 @@ pub(in crate::engine) struct Network {
     secrets: Arc<Secrets>,
     keyring: Arc<Keyring>,
     outside: Arc<Upstream>,
-    /// Who makes the gates of sessions; set once by whoever is above.
+    /// Makes the gates of sessions; set once by the layer above.
     pub(in crate::engine) gates: OnceLock<Weak<dyn MakesGates>>,
     /// Of projects that had a session online.
     sockets: Mutex<HashMap<Name, Arc<ProjectSockets>>>,

@@ -75,7 +75,7 @@ pub(in crate::engine) trait MakesGates: Send + Sync {
     fn gate(self: Arc<Self>, live: &Arc<RunningSandbox>) -> Arc<dyn Gate>;
 }
 
-/// Where images keep what they trust; the first that is there counts.
+/// Where images keep what they trust; the first that exists counts.
 const SYSTEM_BUNDLES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -228,8 +228,8 @@ impl Network {
         self.rules_changed(live).await;
     }
 
-    /// Puts the rules in force that now follow from the session's policy, its project's and its secrets, and sees to it
-    /// that they can work inside.
+    /// Puts the rules in force that now follow from the session's policy, its project's and its
+    /// secrets, and makes sure that they can work inside.
     pub(in crate::engine) async fn rules_changed(&self, live: &Arc<RunningSandbox>) {
         if let Some(trust) = self.put_in_force(live) {
             self.try_to_establish_trust(live, &trust).await;
@@ -292,7 +292,7 @@ impl Network {
         Ok((Arc::new(Authority::from_pem(&kept.certificate, key)?), true))
     }
 
-    /// Keeps the authority and sees to it that programs inside trust it.
+    /// Keeps the authority and makes sure that programs inside trust it.
     async fn establish_trust(&self, live: &RunningSandbox, trust: &Trust) -> Result<()> {
         if trust.established.load(Ordering::SeqCst) {
             return Ok(());

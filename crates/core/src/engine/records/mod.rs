@@ -121,7 +121,7 @@ pub(in crate::engine) struct Unrecorded {
 }
 
 impl Records {
-    /// A sandbox as the index has it, or what became of it that could not be written down.
+    /// A sandbox as the index has it, or its outcome that could not be written down.
     pub(in crate::engine) fn as_known(&self, sandbox: Sandbox) -> Sandbox {
         let known = self.unrecorded.lock().get(&sandbox.id).and_then(|it| it.sandbox.clone());
         known.unwrap_or(sandbox)

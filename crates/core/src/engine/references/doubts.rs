@@ -42,7 +42,8 @@ impl Doubts {
             .collect()
     }
 
-    /// Whether a layer of either sort must stay although nobody names it, as far as the last survey can tell.
+    /// Whether a layer of either sort must stay although nothing references it, as far as the last
+    /// survey knows.
     pub(in crate::engine) fn protects(&self, id: &str) -> bool {
         let state = self.0.lock();
         state.protected.as_ref().unwrap_or(&state.at_start).contains(id)

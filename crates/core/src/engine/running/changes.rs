@@ -26,7 +26,8 @@ pub(in crate::engine) const MOST_TEXT: usize = 512 << 10;
 /// How many results wait to be fetched by the trackers of their commands, and how long their paths are together.
 const MOST_RESULTS: usize = 1_024;
 const MOST_RESULTS_TEXT: usize = 16 << 20;
-/// A look is followed by a rest of so many times as long as it took, so that looks take a fifth of one CPU at the most.
+/// A look is followed by a rest of this many times its duration, so that looks take at most a fifth
+/// of one CPU.
 const REST: u32 = 4;
 /// How many layers that were exchanged wait for their last look.
 const MOST_EARLIER: usize = 16;

@@ -52,7 +52,8 @@ impl Causes {
         self.disk
     }
 
-    /// Why it ended; `exit` is absent when nobody was there to tell. `oom` says that the control group counted a kill.
+    /// Why it ended; `exit` is absent when nobody reported it. `oom`: the control group counted a
+    /// kill.
     pub(in crate::engine) fn why(&self, exit: Option<Exit>, oom: bool) -> CommandEnd {
         let Some(exit) = exit else {
             return match (self.disk, self.session_ends) {

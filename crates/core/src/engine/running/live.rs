@@ -30,7 +30,8 @@ use crate::net::Traffic;
 use crate::secret::Mask;
 use crate::store::LiveCopy;
 
-/// How long one attempt to connect to an agent again may take. Whoever needs the agent for longer tries again.
+/// How long one attempt to connect to an agent again may take. Callers that need the agent for
+/// longer try again.
 const RECONNECT: Duration = Duration::from_secs(2);
 
 /// A pause that nobody asked for and that was refused.
@@ -95,7 +96,7 @@ pub(crate) struct RunningSandbox {
     pub(in crate::engine) changes: ChangeTracking,
     /// Whether its open layer is being sealed.
     pub(in crate::engine) seal: SealUnderWay,
-    /// Whether it stands still while somebody thinks about a question of it.
+    /// Whether it is suspended while somebody considers a question of it.
     pub(in crate::engine) rest: Rest,
 }
 
@@ -283,7 +284,7 @@ impl RunningSandbox {
         self.guest_as_it_is().await
     }
 
-    /// The same, also while the sandbox stands still: then it answers later.
+    /// The same, also while the sandbox is suspended: then it answers later.
     pub(in crate::engine) async fn guest_as_it_is(&self) -> Result<Guest> {
         let guest = self.guest.read().await.clone();
         if guest.is_lost() { Err(Error::SessionOver) } else { Ok(guest) }

@@ -137,7 +137,8 @@ fn can_be_known(sandbox: &Sandbox) -> bool {
     sandbox.config.exclude.is_empty() && sandbox.config.guard.junk != OnJunk::PromoteOrDrop
 }
 
-/// What a seal looks for on its way. Where each file had to be decided about before, nothing is left to tell.
+/// What a seal looks for on its way. Where each file had to be decided about before, nothing is
+/// left to report.
 pub(in crate::engine) fn junk_warned_of(sandbox: &Sandbox) -> Result<Option<JunkRules>> {
     Ok(match sandbox.config.guard.junk {
         OnJunk::Warn => JunkRules::of(&sandbox.config.guard)?,

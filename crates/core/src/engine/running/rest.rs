@@ -1,7 +1,9 @@
-//! A sandbox that stands still while somebody thinks about a question of it: its processes are frozen, its agent too.
+//! A sandbox that is suspended while somebody considers a question of it: its processes are frozen,
+//! its agent too.
 //!
-//! Whoever wants something of the agent has it roused first. A call is counted before it looks whether the sandbox stands
-//! still, and whoever has it stand still looks at the count after saying so: one of the two notices the other.
+//! A caller that needs the agent resumes it first. A call is counted before it checks whether the
+//! sandbox is suspended, and the code that suspends it checks the count after saying so: one of the
+//! two notices the other.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -32,7 +34,8 @@ impl Rest {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// Says that the sandbox is about to stand still, unless somebody has called since there were so many calls.
+    /// Announces that the sandbox is about to be suspended, unless it was called since there were
+    /// `calls` calls.
     pub(in crate::engine) fn begin(&self, calls: u64) -> bool {
         self.resting.send_replace(true);
         let quiet = self.calls() == calls;

@@ -29,7 +29,7 @@ pub(in crate::engine) struct Input {
     now: watch::Sender<Now>,
     /// How long a caller waits for a command that is not attached to.
     patience: Duration,
-    /// Whoever sends has this, so that bytes of two callers do not mix.
+    /// Each sender holds this, so that bytes of two callers do not mix.
     turn: tokio::sync::Mutex<()>,
     closed: AtomicBool,
     /// How often somebody wanted to send something, or to know how much was taken.

@@ -63,5 +63,5 @@ impl Tracked {
     }
 }
 
-/// How long whoever takes up a command waits for its agent.
+/// How long the adoption of a command waits for its agent.
 const ATTACHED_SOON: Duration = Duration::from_secs(2);

@@ -5,7 +5,7 @@
 //! hangs up while a sandbox is being sealed takes nothing with it.
 //!
 //! After a restart of the daemon the first turn of every sandbox is its recovery's ([`Recovering`]), taken
-//! before anybody else can. Whoever wants the sandbox meanwhile waits for that, with a deadline.
+//! before anybody else can. Callers that need the sandbox meanwhile wait for that, with a deadline.
 
 use std::collections::HashMap;
 use std::future::Future;

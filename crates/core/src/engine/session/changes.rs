@@ -42,9 +42,9 @@ const START_WAITS: Duration = Duration::from_millis(1);
 const START_WAITS_FOR_GUEST: Duration = Duration::from_millis(20);
 /// How long the record of a command that ended waits for its look.
 const RECORD_WAITS: Duration = Duration::from_millis(20);
-/// How long whoever is shown a sandbox waits for a look at it.
+/// How long a request for a sandbox waits for a look at it.
 const SHOWN_WAITS: Duration = Duration::from_millis(50);
-/// How long whoever asks for the changes of a command waits for its look.
+/// How long a request for the changes of a command waits for its look.
 const READER_WAITS: Duration = Duration::from_secs(5);
 /// How many looks are under way at a time.
 pub(in crate::engine) const LOOKS_AT_ONCE: usize = 2;

@@ -161,7 +161,7 @@ impl Sessions {
                 }
             }
         });
-        // It was killed at its timeout: an agent that does not tell of that does not answer.
+        // It was killed at its timeout: an agent that does not report its end does not answer.
         drained.await.map_err(|_| GuestError::Timeout)?;
         let command = ended.ok_or(GuestError::Lost)?;
         Ok(Ran { end: command.end, command: command.id, exit_code: command.exit_code, output })

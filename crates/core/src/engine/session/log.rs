@@ -72,13 +72,13 @@ fn part(head: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// The files of a log, for whoever removes it.
+/// The files of a log, to remove them.
 pub(in crate::engine) fn files(head: &Path) -> [PathBuf; 3] {
     [head.to_owned(), part(head, ".mid"), part(head, ".tail")]
 }
 
 /// How many threads may wait for the disk with logs. A disk that hangs takes no more of them, and the rest of the daemon
-/// continues; whoever wants to read or write another log waits without a thread.
+/// continues; readers and writers of other logs wait without a thread.
 const AT_ONCE: usize = 64;
 
 static WRITING: Semaphore = Semaphore::const_new(AT_ONCE);
@@ -269,7 +269,7 @@ fn last_offset(path: &Path) -> io::Result<u64> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) enum Piece {
     Record(LogRecord),
-    /// So many bytes were printed here and are not kept.
+    /// This many bytes were printed here and are not kept.
     Gap(u64),
 }
 

@@ -5,7 +5,7 @@
 //! - *Forks, and snapshots that are gone back to.* The process is alive in memory that was captured, and what it is on record as
 //!   belongs to another sandbox, or has ended long since. It gets a record of its own with a fresh id, which says what it
 //!   was ([`Carried`]); its log begins where the capture was made. Nobody reads its output otherwise, and it would
-//!   stand still as soon as its pipe is full.
+//!   block as soon as its pipe is full.
 //!
 //! So a snapshot with memory names the commands that were alive, and how much of their output the daemon had. That number must
 //! fit what the captured agent thinks the daemon has: nothing is credited while memory is captured (`RunningSandbox::still`).
@@ -69,7 +69,7 @@ impl RunningSandbox {
 }
 
 impl Sessions {
-    /// Takes up what is alive in memory that was restored.
+    /// Adopts the commands that are alive in restored memory.
     pub(in crate::engine) async fn resume_commands(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,

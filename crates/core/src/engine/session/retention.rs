@@ -1,14 +1,14 @@
 //! Retention of command records and logs.
 //!
 //! A log may have 64 MiB, and an agent runs thousands of commands: kept for ever they fill the disk and appear nowhere. So a
-//! sandbox keeps so many records and so many bytes ([`CommandRetention`]). When it has more, those that ended first go, a
-//! tenth of the bound at a time, record and log together. A command that runs always stays, and so does the one that ended
-//! last.
+//! sandbox keeps a bounded number of records and bytes ([`CommandRetention`]). When it has more,
+//! those that ended first go, a tenth of the bound at a time, record and log together. A command
+//! that runs always stays, and so does the one that ended last.
 //!
 //! The logs of commands that run share a bound of their own ([`LogBudget`]).
 //!
 //! What they take is counted in memory as commands end, and measured once after a start: when a command ends, when somebody
-//! asks, or over time in housekeeping, which also sees to sandboxes that nobody uses.
+//! asks, or over time in housekeeping, which also covers sandboxes that nobody uses.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicBool;

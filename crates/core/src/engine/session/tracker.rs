@@ -58,8 +58,8 @@ impl From<MaskedStream> for LogStream {
 }
 
 impl Sessions {
-    /// Takes up a command that an earlier daemon started, or that ran when its machine was paused. Its
-    /// tracker attaches to it, however long that takes; this waits for it a moment.
+    /// Adopts a command that an earlier daemon started, or that ran when its machine was paused.
+    /// Its tracker attaches to it, however long that takes; this waits for it a moment.
     pub(in crate::engine) async fn adopt(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
@@ -232,7 +232,7 @@ impl Tracker {
             return;
         }
         if let Some(masker) = &mut self.masker {
-            // The session ended under it, and nobody is there any more to send it again.
+            // The session ended under it, and nothing is left that would send it again.
             masker.decide();
             while let Some((side, bytes)) = masker.pop() {
                 self.log.append_in_turn(side.into(), &bytes).await;

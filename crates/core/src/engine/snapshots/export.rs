@@ -19,7 +19,7 @@ use crate::engine::{Error, Result};
 use crate::model::{ImageConfig, LayerId, Snapshot};
 use crate::store::{Exported, LayerHold, LeftOut, Store, StoreError};
 
-/// How many exports the server has in progress at the most, of all callers.
+/// How many exports the server has in progress at most, of all callers.
 const MOST_EXPORTS: usize = 16;
 static EXPORTS: Semaphore = Semaphore::const_new(MOST_EXPORTS);
 

@@ -35,7 +35,7 @@ use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::measured::{IDLE, junk_warned_of};
 use crate::engine::snapshots::StorageUsage;
 
-/// A layer is visited again after so many times as long as its last visit took, at the earliest.
+/// A layer is visited again after this many times the duration of its last visit, at the earliest.
 const REST: u32 = 20;
 
 impl StorageUsage {

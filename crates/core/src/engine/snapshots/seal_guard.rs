@@ -156,7 +156,7 @@ impl SealGuard {
         // Drives are not part of a checkpoint.
         let mut parts = inspection.parts();
         parts.retain(|part| part.drive.is_none());
-        // While it runs there is no hurry; once it stands still there is.
+        // While it runs there is no hurry; once it is suspended there is.
         let effort = match writers {
             Writers::Busy => Effort::Background,
             Writers::None => Effort::Foreground,

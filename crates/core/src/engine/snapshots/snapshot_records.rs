@@ -8,8 +8,8 @@
 //!   stood on it is marked in its turn (`missing`); after a crash in between, the next daemon marks
 //!   the rest. A start that read the snapshot before holds its layers by then, and any later one is
 //!   refused.
-//! - What changes a record that is there (its use, its label, its layers' number, its end) holds the
-//!   record's lock, so that none of it brings back what was buried.
+//! - Every change of an existing record (its use, its label, its layers' number, its end) holds the
+//!   record's lock, so that none of them brings back a deleted one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -48,7 +48,7 @@ pub(in crate::engine) struct Retained(
     parking_lot::Mutex<HashSet<SandboxId>>,
 );
 
-/// Whoever needs snapshots that would go by themselves. The runs are above this layer.
+/// The users of snapshots that would otherwise expire. The runs are above this layer.
 pub(in crate::engine) trait PinsSnapshots: Send + Sync {
     /// Whether a snapshot is needed.
     fn is_pinned(&self, snapshot: &SnapshotId) -> bool;
@@ -333,7 +333,7 @@ impl Sandbox {
     }
 }
 
-/// What whoever asks for a snapshot may say about its expiry.
+/// Checks the expiry in a request for a snapshot.
 pub(in crate::engine) fn checked_expiry(given: Option<Option<Span>>) -> Result<Expiry> {
     if given.flatten().is_some_and(|span| span < Span::seconds(60)) {
         return Err(Error::invalid("expires", "at least 60s"));

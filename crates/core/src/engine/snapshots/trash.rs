@@ -52,7 +52,7 @@ pub(in crate::engine) struct TrashContents {
     /// Since when this daemon has seen things lie there, on the monotonic clock.
     seen: Mutex<HashMap<PathBuf, Duration>>,
     sandboxes: Mutex<HashMap<PathBuf, (Trashed, TrashedSandbox)>>,
-    /// One at a time changes what is there.
+    /// Serializes changes of the trash.
     change: tokio::sync::Mutex<()>,
 }
 

@@ -340,7 +340,7 @@ impl Secrets {
         Ok(values)
     }
 
-    /// The value of a secret for whoever speaks for a sandbox with these tags.
+    /// The value of a secret for a caller that acts for a sandbox with these tags.
     pub(in crate::engine) fn secret_value(
         &self,
         project: &Name,

@@ -101,7 +101,7 @@ pub struct UpdateWebhook {
     pub allow_private: Option<bool>,
     /// Whether anything is sent.
     pub enabled: Option<bool>,
-    /// Whether whoever changes it may decide that private addresses are dialled.
+    /// Whether the caller that changes it may allow private addresses.
     pub may_allow_private: bool,
 }
 

@@ -285,7 +285,7 @@ impl Approvals {
         };
         let due = self.context.settings.clock.monotonic() + wait.duration();
         let this = Arc::clone(self);
-        // Whoever asks may leave at any moment. A question that is on disk is shown all the same.
+        // A requester may leave at any moment. A question that is on disk is shown all the same.
         let kept = self.context.tasks.spawn(async move {
             let _one = one;
             this.keep(approval.clone(), due).await?;
@@ -409,7 +409,8 @@ impl Approvals {
         asked: ToAsk,
     ) -> Result<()> {
         let (this, of) = (Arc::clone(self), project.clone());
-        // Whoever leaves meanwhile drops the answer of this task, and with it the question.
+        // A requester that leaves meanwhile drops the answer of this task, and with it the
+        // question.
         let asking = self.context.tasks.spawn(async move {
             let approval = this.ask(&of, asked).await?;
             let (id, question) = (approval.id.clone(), approval.question.clone());

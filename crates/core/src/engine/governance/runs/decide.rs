@@ -73,7 +73,7 @@ impl Runs {
                 && !this.context.tasks.is_shutdown()
                 && let Err(error) = this.take_back(&run).await
             {
-                // It is tried again by whoever drives it.
+                // The run's driver tries it again.
                 tracing::error!(run = %run.id, error = error_chain(&error), "a decision was not taken back");
             }
             this.drive_soon(&run.project, &run.id);

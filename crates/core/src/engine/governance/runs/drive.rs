@@ -77,7 +77,7 @@ impl Runs {
         }
     }
 
-    /// What became of an effect could not be written: it is driven again later.
+    /// The outcome of an effect could not be written: it is driven again later.
     fn stalls(&self, project: &Name, id: &RunId) {
         let mut stalled = self.stalled.lock();
         let (at, pause) = stalled

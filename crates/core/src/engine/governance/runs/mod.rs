@@ -116,7 +116,7 @@ pub(in crate::engine) struct Runs {
     pub(in crate::engine) watched: Watched,
     pub(in crate::engine) gates: Gates,
     kept: Kept,
-    /// Sessions that a task has stand still while they wait for an answer.
+    /// Sessions that a task suspends while they wait for an answer.
     resting: Mutex<HashSet<SessionId>>,
 }
 
@@ -443,7 +443,7 @@ impl Runs {
         let keys: Vec<RunKey> =
             self.table.read().keys().filter(|(of, _)| of == project).cloned().collect();
         for key in keys {
-            // Whoever changes it meanwhile must not write it again.
+            // A concurrent change must not write it again.
             let _one = self.locks.lock(&key.1).await;
             self.store.remove::<Run>(&key).await?;
             self.table.write().remove(&key);

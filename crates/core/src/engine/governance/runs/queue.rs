@@ -1,4 +1,4 @@
-//! What happens to runs by itself: recovery, the queue, approvals, expiry.
+//! The background work of runs: recovery, the queue, approvals, expiry.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};

@@ -32,7 +32,7 @@ const QUIET_LOOKS: u32 = 2;
 /// How much CPU time between two looks is nothing. A kernel of its own has always something to do.
 const IDLE_PROCESSES: Duration = Duration::from_millis(20);
 const IDLE_MACHINE: Duration = Duration::from_millis(200);
-/// How often it is looked whether somebody types something into a command that stands still.
+/// How often the task checks whether somebody types something into a suspended command.
 const INPUT_LOOK: Duration = Duration::from_millis(200);
 /// How long a sandbox that could not be frozen or paused is left alone.
 const AGAIN: Duration = Duration::from_secs(60);

@@ -191,7 +191,8 @@ fn directory(path: &str) -> Result<Vec<u8>> {
     Ok(parts.join("/").into_bytes())
 }
 
-/// Refuses a drive at another generation. One where all is there already may be at the next: it was promoted before.
+/// Refuses a drive at another generation. A drive that has everything already may be at the next:
+/// it was promoted before.
 fn require_drive_generation(drive: &Drive, expected: Option<u64>, is_done: bool) -> Result<()> {
     match expected {
         Some(expected)

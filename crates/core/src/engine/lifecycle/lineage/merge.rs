@@ -224,7 +224,7 @@ impl Lifecycle {
         };
         let is_at_rest = target.open_layer().is_none() && target.phase() != Phase::Paused;
         if !is_at_rest || request.dry_run {
-            // Nobody's session is ended, and no machine started, for a merge that is refused then.
+            // No session is ended, and no machine started, for a merge that is refused then.
             let point = Point::Now(target.name.clone());
             let ours = match self.resolve_point(&target.project, &point).await {
                 // Only a stop makes its files readable. Its earlier state shows nearly as much.

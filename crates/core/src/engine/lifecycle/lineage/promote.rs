@@ -4,8 +4,8 @@
 //! change itself are one turn of the origin, so of two who promote two forks of one origin one wins.
 //! What the origin had stays as a snapshot.
 //!
-//! A daemon that dies before the fork's record says so leaves an origin that has the fork's snapshot. Whoever asks
-//! again finds that, and the record is completed.
+//! A daemon that dies before the fork's record says so leaves an origin that has the fork's
+//! snapshot. A repeated request finds that, and the record is completed.
 
 use std::sync::Arc;
 

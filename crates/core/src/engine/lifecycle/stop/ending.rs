@@ -2,7 +2,7 @@
 
 use crate::model::{Ending, Expiry, Finding, Method, Sandbox, SessionEnd, Snapshot, SnapshotKind};
 
-/// What whoever wants a snapshot says about it.
+/// The options of a request for a snapshot.
 #[derive(Debug, Clone, Default)]
 pub(in crate::engine) struct SnapshotOptions {
     pub(in crate::engine) label: Option<String>,

@@ -75,7 +75,7 @@ fn a_long_log_keeps_its_beginning_and_its_end() {
     let (text, gaps) = read_with_gaps(&mut LogReader::new(path.clone(), 0));
     assert!(text.starts_with("line 0\nline 1\n") && text.ends_with("line 999\n"), "{text}");
     assert_eq!(gaps, [writer.offset() - text.len() as u64], "one, and of all that is missing");
-    // Whoever has the beginning and is not too late misses nothing.
+    // A reader that has the beginning and is not too late misses nothing.
     let late = writer.offset() - "line 998\nline 999\n".len() as u64;
     assert_eq!(read(&mut LogReader::new(path.clone(), late)), "line 998\nline 999\n");
     assert!(writer.truncated());

@@ -32,7 +32,7 @@ use crate::store::{Durability, NewMemory};
 const URGENT: usize = DEEPEST_DISKS * 3 / 4;
 
 impl Compaction {
-    /// Sees to the length of what a pause left.
+    /// Checks the length of the chain that a pause left.
     pub(in crate::engine) async fn after_pause(
         self: &Arc<Self>,
         sandbox: &Sandbox,
@@ -54,7 +54,7 @@ impl Compaction {
         } else {
             let context = Arc::clone(&self.context);
             self.context.tasks.spawn(async move {
-                // Whoever wakes it right away has the host to itself.
+                // A caller that wakes it right away has the host to itself.
                 if context.tasks.sleep(Duration::from_secs(1)).await {
                     work.await;
                 }

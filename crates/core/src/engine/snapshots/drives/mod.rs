@@ -17,7 +17,7 @@ use crate::store::Durability;
 /// The largest a drive can be asked to be.
 pub(in crate::engine) const LARGEST: Size = Size(1 << 50);
 
-/// A drive to be made, or got if it is there.
+/// A request to make a drive, or to get the existing one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreateDrive {
     /// Its name.
@@ -67,7 +67,7 @@ impl Drives {
         Ok(drive)
     }
 
-    /// Saves the record of a drive. Whoever calls this has the drives' lock.
+    /// Saves the record of a drive. The caller holds the drives' lock.
     pub(in crate::engine) async fn keep_drive(
         &self,
         drive: &mut Drive,
