@@ -28,7 +28,8 @@ pub trait Gate: Send + Sync + fmt::Debug {
     /// What is known of a host already. Must not block.
     fn known(&self, host: &str) -> Option<Answered>;
 
-    /// Waits until somebody has answered for a host. Whoever stops waiting does not take the question along.
+    /// Waits until somebody has answered for a host. A caller that stops waiting does not withdraw
+    /// the question.
     async fn contact(&self, contact: &Contact) -> Answered;
 
     /// Asks about a host and waits for nothing. Must not block.

@@ -1,9 +1,10 @@
 //! Requests that the daemon makes to addresses which callers chose: deliveries of webhooks.
 //!
-//! Whoever may create a webhook must not reach what only this host can reach. So the address that is dialled is checked, after
-//! the name was resolved and not before: a name that changes what it resolves to changes nothing. Metadata services and
-//! addresses that no receiver has are refused always; loopback, link-local and private ones, and the host's own, unless the
-//! operator allows them. Redirects are not followed. Of an answer only the head is read.
+//! A user who may create a webhook must not reach what only this host can reach. So the address
+//! that is dialled is checked, after the name was resolved and not before: a name that changes what
+//! it resolves to changes nothing. Metadata services and addresses that no receiver has are refused
+//! always; loopback, link-local and private ones, and the host's own, unless the operator allows
+//! them. Redirects are not followed. Of an answer only the head is read.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

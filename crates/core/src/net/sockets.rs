@@ -56,7 +56,7 @@ pub struct ProjectSockets {
 }
 
 impl ProjectSockets {
-    /// For a project whose sandboxes may have so many together; by default half of all that
+    /// For a project whose sandboxes may have `most` together; by default half of all that
     /// sandboxes may have.
     #[must_use]
     pub fn new(most: Option<u32>) -> Arc<Self> {

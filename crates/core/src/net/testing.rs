@@ -41,7 +41,7 @@ impl TestGate {
         self.asked.lock().unwrap().clone()
     }
 
-    /// Waits, so long at the most, until something is asked.
+    /// Waits, for a bounded time, until something is asked.
     pub(super) async fn is_asked(&self, target: &str) {
         for _ in 0..500 {
             if self.asked().iter().any(|asked| asked == target) {
@@ -127,7 +127,7 @@ impl Notes {
         self.all().into_iter().map(line).collect()
     }
 
-    /// Waits, so long at the most, until something of this verdict is written down.
+    /// Waits, for a bounded time, until something of this verdict is written down.
     pub(super) async fn wait_for(&self, verdict: Verdict) -> Connection {
         for _ in 0..500 {
             if let Some(found) = self.all().into_iter().find(|note| note.verdict == verdict) {

@@ -65,7 +65,7 @@ const HOST_NAME: &str = "host.sandkeep.internal";
 /// How long somebody outside may take to answer.
 const DIAL_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long somebody outside may be silent before it is asked whether it is there.
+/// How long an outside peer may be silent before a keep-alive is sent.
 const ASK_AFTER: Duration = Duration::from_secs(60);
 
 /// How long a name server may take, its repeats included.

@@ -11,7 +11,7 @@ use super::GuestStream;
 use crate::net::log::OpenFlow;
 use crate::net::sniff::{self, Sniffed};
 
-/// How long a connection may take to tell its name.
+/// How long a connection may take to send its name.
 const TELL_WITHIN: Duration = Duration::from_secs(10);
 
 /// What was read from a connection.
@@ -28,7 +28,8 @@ pub(super) enum Heard {
     Gone,
 }
 
-/// Reads until the bytes so far tell what they are. With `quiet`, waits no longer than that for the first of them.
+/// Reads until the bytes so far show what they are. With `quiet`, waits no longer than that for the
+/// first of them.
 pub(super) async fn hear<G: GuestStream>(
     guest: &mut G,
     first: &mut Vec<u8>,

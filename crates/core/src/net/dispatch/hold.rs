@@ -1,8 +1,9 @@
 //! Connections that wait until somebody has approved the first contact with their host.
 //!
-//! A name stands for a host where the name server gave out the connection's address for it, or nobody can tell it apart
-//! from a name that a program made up: then the address is the host, too. A connection of plain HTTP is opened while
-//! contacts are held, because its next request may be for another host; one that hides its host has the address for one.
+//! A name stands for a host where the name server gave out the connection's address for it, or it
+//! cannot be distinguished from a name that a program made up: then the address is the host, too. A
+//! connection of plain HTTP is opened while contacts are held, because its next request may be for
+//! another host; one that hides its host has the address for one.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::net::gate::Contact;
 use crate::net::sniff;
 use crate::net::special_addresses::Destination;
 
-/// How many connections and requests of a session are held at the most.
+/// How many connections and requests of a session are held at most.
 pub(in crate::net) const MOST_HELD: usize = 128;
 /// How long a program may take to read why it was refused.
 const READ_WITHIN: Duration = Duration::from_secs(2);
@@ -213,7 +214,7 @@ impl Dispatcher {
     }
 }
 
-/// Whether a connection may carry HTTP in the clear and does not tell for which host.
+/// Whether a connection may carry HTTP in the clear and does not name its host.
 fn hides_hosts(heard: &Heard, first: &[u8]) -> bool {
     match heard {
         Heard::Bytes(Sniffed::Http(None) | Sniffed::Http2) => true,

@@ -2,11 +2,11 @@
 //!
 //! - A name that no rule allows does not exist, and neither does any under `deny-all`. The answer says so in an
 //!   extended error where the asker understands those.
-//! - The *asked* name is what must be allowed, and what the addresses in the answer are pinned to; where aliases lead is the
-//!   business of whoever owns the name.
+//! - The *asked* name is what must be allowed, and what the addresses in the answer are pinned to;
+//!   where aliases lead is up to the owner of the name.
 //! - Addresses that lead inside are taken out of answers, and never more than [`ADDRESSES`] are given out.
-//! - `HTTPS` and `SVCB` are answered as if there were none: they carry keys that would hide the server's name from whoever
-//!   must check it, and addresses of their own. Clients do without.
+//! - `HTTPS` and `SVCB` are answered as if there were none: they carry keys that would hide the
+//!   server's name from the check, and addresses of their own. Clients do without.
 //! - Other types are forwarded for names that are allowed.
 //!
 //! Upstream is `hickory-resolver`, with its cache, its repeats and its TCP. Nothing that comes from either side is
@@ -41,13 +41,13 @@ use super::special_addresses::Destination;
 use super::upstream::Upstream;
 use crate::model::Protocol;
 
-/// How many addresses an answer holds at the most.
+/// The largest number of addresses in an answer.
 const ADDRESSES: usize = 64;
 
 /// How long a chain of aliases may be.
 const ALIASES: usize = 16;
 
-/// How many other records an answer holds at the most.
+/// The largest number of other records in an answer.
 const RECORDS: usize = 256;
 
 /// The longest time to live in an answer to a sandbox: much shorter than the answer is pinned.

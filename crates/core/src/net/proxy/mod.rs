@@ -88,7 +88,7 @@ const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 512 << 10;
 /// How much of an answer is kept for a sandbox that does not read it.
 const LARGEST_UNREAD: usize = 128 << 10;
-/// How often an HTTP/2 connection is asked whether anybody is there.
+/// How often an HTTP/2 connection is checked for a live peer.
 const ASK_EVERY: Duration = Duration::from_secs(60);
 /// How an HTTP/2 connection begins.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2";

@@ -145,7 +145,7 @@ impl StreamReplacer {
         self.0.iter().any(|replacer| replacer.released < replacer.matched && replacer.is_short())
     }
 
-    /// Lets go of beginnings that are held back, if they are so short that they tell next to nothing.
+    /// Releases held beginnings that are so short that they reveal next to nothing.
     pub(super) fn release(&mut self) -> Bytes {
         let mut rest = Bytes::new();
         for replacer in &mut self.0 {

@@ -472,8 +472,9 @@ fn told(rules: &Rules, name: &str, host: &str) -> Replacements {
     masks
 }
 
-/// Whether credentials may go this way. TLS proves who is there. In the clear anybody could be: a sandbox may dial any
-/// address and call it by the name that is trusted. So the name server must have given out that address, and it must be near.
+/// Whether credentials may go this way. TLS proves the server's identity. In the clear it could be
+/// anybody: a sandbox may dial any address and call it by the name that is trusted. So the name
+/// server must have given out that address, and it must be near.
 async fn is_trusted(proxy: &ProxyConnection, action: &OwnedRequestAction, target: &Target) -> bool {
     let Intercept { tls, given, to, upstream, .. } = &proxy.intercept;
     let is_inside =

@@ -22,7 +22,7 @@ pub(super) fn line(method: &Method, uri: &Uri) -> String {
     format!("{method} {}{more}", &path[..fits])
 }
 
-/// One request, as the journal will tell it.
+/// One request, as it will be in the journal.
 #[derive(Debug)]
 pub(super) struct RequestRecord {
     pub(super) open: Arc<OpenFlow>,
@@ -95,7 +95,7 @@ pub(super) struct SentRequest {
     pub(super) uri: Uri,
     pub(super) headers: HeaderMap,
     pub(super) open: Arc<OpenFlow>,
-    /// What became of it.
+    /// The action that was taken on it.
     pub(super) action: OwnedRequestAction,
 }
 

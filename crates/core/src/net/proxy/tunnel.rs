@@ -269,7 +269,7 @@ impl TunnelMasker for WebSocketMasker {
 }
 
 impl FrameHead {
-    /// Reads one, if all of it is there.
+    /// Reads one, if it is complete.
     fn read(bytes: &[u8]) -> io::Result<Option<Self>> {
         let [first, second, rest @ ..] = bytes else { return Ok(None) };
         // Reserved bits are for extensions, and what a server sends is not masked.

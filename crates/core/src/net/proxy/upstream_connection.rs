@@ -68,7 +68,7 @@ impl ConnectionTasks {
     }
 }
 
-/// Ends tasks when it is dropped, whoever still holds them.
+/// Ends tasks when it is dropped, even if others still hold them.
 pub(super) struct AbortOnDrop(ConnectionTasks);
 
 impl Drop for AbortOnDrop {

@@ -71,7 +71,7 @@ pub struct Rules {
     brokered: Vec<Brokered>,
 }
 
-/// The rules that hold now. Whoever carries something for long asks again, or watches.
+/// The rules that hold now. Long-lived connections check them again, or watch.
 #[derive(Debug)]
 pub(super) struct ActiveRules(watch::Sender<Arc<Rules>>);
 

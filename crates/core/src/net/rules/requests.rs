@@ -37,7 +37,7 @@ pub(in crate::net) enum RequestAction<'a> {
     /// about the address.
     Forward {
         url: &'a str,
-        /// How the headers begin that tell where it was meant to go.
+        /// The prefix of the headers with its original destination.
         prefix: Option<&'a str>,
     },
 }

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 /// How many bytes are looked at.
 pub(super) const MOST: usize = 16 << 10;
 
-/// What first bytes tell.
+/// What first bytes show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Sniffed {
     /// Not yet enough: they may still become TLS or HTTP.
@@ -28,7 +28,7 @@ pub(super) enum Sniffed {
     Other,
 }
 
-/// What the first bytes of a connection tell.
+/// Returns what the first bytes of a connection show.
 pub(super) fn look(bytes: &[u8]) -> Sniffed {
     let told = match bytes.first() {
         None => Sniffed::More,
@@ -37,14 +37,15 @@ pub(super) fn look(bytes: &[u8]) -> Sniffed {
         Some(_) => http(bytes),
     };
     match told {
-        // Whoever says so much without a name has none.
+        // A client that sends this much without a name has none.
         Sniffed::More if bytes.len() >= MOST && bytes[0] == 22 => Sniffed::Tls(None),
         Sniffed::More if bytes.len() >= MOST => Sniffed::Http(None),
         told => told,
     }
 }
 
-/// What the first bytes of a connection tell when no more will come. A head may lack its end: some server answers it.
+/// Returns what the first bytes of a connection show when no more will come. A head may lack its
+/// end: some server answers it.
 pub(super) fn look_at_all(bytes: &[u8]) -> Sniffed {
     match look(bytes) {
         Sniffed::More if matches!(bytes.first(), Some(20..=23 | 0x80..)) => Sniffed::Tls(None),
@@ -80,7 +81,7 @@ impl<'a> Bytes<'a> {
         Some(self.take(width)?.iter().fold(0, |number, byte| number << 8 | usize::from(*byte)))
     }
 
-    /// A vector: its length, then so many bytes.
+    /// A vector: its length, then that many bytes.
     fn vector(&mut self, width: usize) -> Option<Bytes<'a>> {
         let length = self.number(width)?;
         self.take(length).map(Bytes)
@@ -203,7 +204,7 @@ fn is_word(byte: u8) -> bool {
 }
 
 /// Whether some server would take this for a request: a word, then a path, a URL, or anything on a line that speaks of
-/// HTTP. `None` if it takes more to tell.
+/// HTTP. `None` if it takes more bytes to decide.
 fn is_request(bytes: &[u8]) -> Option<bool> {
     let word = bytes.iter().position(|byte| !is_word(*byte))?;
     let (method, rest) = bytes.split_at(word);
@@ -245,7 +246,7 @@ fn absolute(target: &[u8]) -> Option<String> {
     name(without_port(authority))
 }
 
-/// The host that the header lines tell, if they tell one; `None` when their end has not come.
+/// The host in the header lines, if they have one; `None` when their end has not come.
 fn host(mut rest: &[u8]) -> Option<Option<String>> {
     let mut hosts = Vec::new();
     loop {

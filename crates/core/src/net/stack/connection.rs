@@ -5,10 +5,10 @@
 //!     └── nobody does, cut, given up inside ──> Over        └── reset, dead ──────────────────^
 //! ```
 //!
-//! Three things touch a connection, each under its lock and for a moment: the stack's task, with a packet; whoever
-//! carries it, with bytes; and its own [`TcpConnection::drive`], when a timer runs out. Whoever does, finishes its
-//! turn: moves the bytes that can be moved, sends what is to be sent, and says when to look again. So no packet
-//! waits for a task to be scheduled.
+//! Three things touch a connection, each under its lock and for a moment: the stack's task, with a
+//! packet; its owner, with bytes; and its own [`TcpConnection::drive`], when a timer runs out. Each
+//! of them finishes its turn: moves the bytes that can be moved, sends what is to be sent, and says
+//! when to look again. So no packet waits for a task to be scheduled.
 //!
 //! A connection whose owner dropped it *lingers*: what was written still goes to the sandbox, what
 //! comes from there is thrown away, up to a bound and only while there is progress. So an answer

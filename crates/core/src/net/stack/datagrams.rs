@@ -278,7 +278,7 @@ impl DatagramFlow {
     }
 
     async fn deliver_all(&self) {
-        // That nobody is there comes as an error, with nothing to read.
+        // A closed port comes as an error, with nothing to read.
         while let Ok(ready) = self.socket.ready(Interest::READABLE | Interest::ERROR).await {
             let more = RECEIVED.with_borrow_mut(|buffer| {
                 if ready.is_error() {

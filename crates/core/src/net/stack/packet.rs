@@ -338,7 +338,7 @@ pub(super) fn read_echo_reply(v4: bool, mut message: &[u8]) -> Option<(u16, u16,
 /// Why something cannot be reached.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Unreachable {
-    /// Nobody is there.
+    /// Nothing listens on the port.
     Port,
     /// It is not allowed.
     Prohibited,

@@ -115,9 +115,9 @@ impl TcpStateMachine {
 
     /// Whether nothing more will happen to it. Received data can still be read.
     pub(super) fn is_over(&self) -> bool {
-        // Back in `Listen`, it was reset while it opened. `TimeWait` is there for networks where packets arrive late;
-        // here a late one is answered with a reset, which changes nothing for a peer that has
-        // received everything.
+        // Back in `Listen`, it was reset while it opened. `TimeWait` exists for networks where
+        // packets arrive late; here a late one is answered with a reset, which changes nothing for
+        // a peer that has received everything.
         matches!(self.state(), State::Closed | State::Listen | State::TimeWait)
     }
 

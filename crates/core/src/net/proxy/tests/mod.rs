@@ -222,7 +222,7 @@ impl Sandbox {
         Answered::read(client.send_request(request).await.unwrap()).await
     }
 
-    /// Lines of the journal about requests, once there are so many.
+    /// Lines of the journal about requests, once there are `count` of them.
     async fn requests(&self, count: usize) -> Vec<Connection> {
         self.lines(count, Protocol::Http).await
     }

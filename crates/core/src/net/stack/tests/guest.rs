@@ -98,7 +98,7 @@ impl FakeGuest {
     }
 }
 
-/// Reads what is there.
+/// Reads what has arrived.
 pub(super) fn take(socket: &mut Socket<'_>, into: &mut Vec<u8>) {
     while let Ok(1..) = socket.recv(|data| {
         into.extend_from_slice(data);

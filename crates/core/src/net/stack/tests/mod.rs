@@ -158,7 +158,7 @@ fn start(limits: StackLimits, handler: &Arc<FakeHandler>) -> (Stack, Arc<PacketD
     start_with(limits, handler, SandboxSockets::few(10_000))
 }
 
-/// One that may have so many sockets on the host.
+/// A stack with a limit of sockets on the host.
 fn start_with(
     limits: StackLimits,
     handler: &Arc<FakeHandler>,
