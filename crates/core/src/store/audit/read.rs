@@ -27,7 +27,7 @@ pub struct AuditPage {
     pub position: Option<AuditPosition>,
     /// The number of the last entry that was looked at.
     pub last: u64,
-    /// Whether everything that is there was looked at.
+    /// Whether everything that exists was looked at.
     pub complete: bool,
 }
 

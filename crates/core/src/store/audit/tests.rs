@@ -298,7 +298,7 @@ fn a_removal_that_was_interrupted_is_finished() {
     log.append(300);
     assert_eq!(log.found(), [""; 0]);
     let count = log.segments().len();
-    // The head says that it was removed, and it is there.
+    // The head says that it was removed, and it still exists.
     let mut left = 0;
     for path in fs::read_dir(&before).unwrap().flatten().map(|entry| entry.path()) {
         let to = log.dir().join(path.file_name().unwrap());
@@ -347,7 +347,8 @@ fn every_unfinished_append_is_removed_and_told() {
     let longer = fs::read(log.newest()).unwrap();
     let head = fs::read(log.dir().join("head.json")).unwrap();
     for end in (whole.len()..longer.len()).step_by(7) {
-        // What was appended is there up to here; or beyond it only its length is, as after a power cut.
+        // What was appended exists up to here; or beyond it only its length does, as after a power
+        // cut.
         for zeros in [0, longer.len() - end] {
             let mut torn = longer[..end].to_vec();
             torn.resize(end + zeros, 0);

@@ -172,7 +172,7 @@ impl AuditWriter {
             Ok(()) => true,
             Err(error) => {
                 failed.get_or_insert(error);
-                // Without its file it could never be synced; it is opened again from what is there.
+                // Without its file it could never be synced; it is opened again from what exists.
                 path_of(&open.dir, open.first).exists()
             }
         });
@@ -233,7 +233,7 @@ impl AuditWriter {
             HeadRead::Missing if segments.is_empty() => {
                 let start = genesis(chain);
                 let head = AuditHead::signed(&self.key, chain, (0, &start), (0, &start), now());
-                // Before the first segment: whoever finds segments must find a head.
+                // Before the first segment: a chain with segments must have a head.
                 head.write(&dir)?;
                 let begun = begin_segment(&dir, chain, 1, &start)?;
                 return Ok((OpenChain::new(dir, 1, begun, (0, start), head), None));
@@ -337,7 +337,7 @@ impl AuditWriter {
         Ok((OpenChain::new(dir, first, begun, last, head), Some(resumed)))
     }
 
-    /// Continues a chain that has no head that can be relied on, after the last entry that is there.
+    /// Continues a chain that has no head that can be relied on, after the last existing entry.
     fn without_head(
         &self,
         dir: PathBuf,

@@ -385,7 +385,7 @@ fn next_data(file: &std::fs::File, at: u64, size: u64) -> Result<Option<(u64, u6
         }
         // A hole up to the end.
         Ok(_) | Err(Errno::NXIO) => Ok(None),
-        // A filesystem that does not tell.
+        // A filesystem that does not report holes.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some((at, size))),
         Err(error) => Err(error),
     }

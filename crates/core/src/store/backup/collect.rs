@@ -219,7 +219,7 @@ impl BackupCollector<'_> {
         Ok(Some(at_rest))
     }
 
-    /// A snapshot that is there and was not deleted, and its document.
+    /// A snapshot that exists and was not deleted, and its document.
     fn live_snapshot(&self, id: &str) -> Option<(Snapshot, Vec<u8>)> {
         let path = self.data.join(format!("snapshots/{id}.json"));
         let bytes = fs::read(&path).ok()?;

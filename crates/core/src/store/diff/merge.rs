@@ -202,8 +202,8 @@ impl Store {
 }
 
 impl MergePlan {
-    /// Sees to it that every chosen path has a directory to be in. Where the target has none, the source's is taken; where it has
-    /// something else, that is a conflict.
+    /// Makes sure that every chosen path has a parent directory. Where the target has none, the
+    /// source's is taken; where it has something else, that is a conflict.
     fn add_parents(
         &mut self,
         ours: &mut Lookup,

@@ -1,7 +1,7 @@
 //! Checks the whole data directory and reports problems. Nothing is changed but on request ([`repair`]).
 //!
 //! A problem is either damage to something that was acknowledged, or a *leftover*: what a power cut or
-//! a killed daemon leaves of something that never was. To tell them apart:
+//! a killed daemon leaves of something that never was. To distinguish them:
 //!
 //! - records of sessions and commands are not synced when they are written. One that is empty, or full
 //!   of zeros, was torn by a power cut; one that is anything else than what was written is damaged.

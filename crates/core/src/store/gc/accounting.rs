@@ -167,7 +167,7 @@ impl ReferenceCounts {
         self.layer_sizes.contains_key(id)
     }
 
-    /// The total size of these layers, whoever else holds them.
+    /// The total size of these layers, whatever else holds them.
     #[must_use]
     pub fn bytes_of(&self, layers: &[LayerId]) -> u64 {
         layers.iter().filter_map(|layer| self.layer_sizes.get(layer)).map(|size| size.bytes).sum()
@@ -404,7 +404,7 @@ impl ReferenceCounts {
         Some(Sizes { own: own + memory.own, shared, freed: freed + memory.freed })
     }
 
-    /// What the memory of a snapshot takes on the disk, whoever else stands on it.
+    /// What the memory of a snapshot takes on the disk, whatever else stands on it.
     #[must_use]
     pub fn memory_of(&self, snapshot: &SnapshotId) -> u64 {
         let layers =
@@ -450,7 +450,7 @@ impl ReferenceCounts {
         let all = self.total_size(&of(&|_, _| true));
         let trash = self.total_size(&of(&|id, _| !there(id)));
         Totals {
-            // Not the sum over those that are there: what both keep would be in neither.
+            // Not the sum over the existing ones: what both keep would be in neither.
             bytes: all.saturating_sub(trash),
             images: self.total_size(&of(&|id, size| size.image && there(id))),
             drives: self.total_size(&of(&|id, _| of_drives.contains(id))),

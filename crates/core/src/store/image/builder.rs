@@ -136,7 +136,7 @@ impl LayerBuilder {
             || after.next().is_some_and(|(key, _)| key.starts_with(&somewhere))
     }
 
-    /// Puts a layer that is there already on the stack.
+    /// Puts an existing layer on the stack.
     pub(super) async fn reuse(&self, stack: &mut LayerStack, diff_id: &str) -> ImageResult<bool> {
         for key in [diff_id.to_owned(), only_on(diff_id, &stack.chain)] {
             if self.reuse_key(stack, &key).await? {
@@ -288,7 +288,7 @@ impl LayerBuilder {
         }
     }
 
-    /// Writes the manifest, when all that it names is there.
+    /// Writes the manifest, when all that it names exists.
     pub(super) async fn publish(&self, image: &Image) -> ImageResult<()> {
         self.store.write(image, Durability::Synced).await?;
         for id in &image.layers {

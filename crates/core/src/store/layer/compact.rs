@@ -111,8 +111,8 @@ impl Store {
         })?;
         failpoint::pass("store.compact.linked");
         merger.finish_dirs()?;
-        // A layer is renamed before anything in it is deleted. Those that are there now were there all the time;
-        // of one that is not, some of the names may have been missed.
+        // A layer is renamed before anything in it is deleted. Those that exist now existed all the
+        // time; of one that does not, some of the names may have been missed.
         for layer in run {
             self.sealed(layer)?;
         }

@@ -241,7 +241,7 @@ impl Store {
     }
 }
 
-/// What came of a copy: the layer, if there was anything to copy, and what was seen.
+/// The result of a copy: the layer, if there was anything to copy, and what was seen.
 type Stored = (Option<Layer>, Option<Arc<CopiedNames>>);
 
 /// What was copied: whether there was anything, and what was seen.

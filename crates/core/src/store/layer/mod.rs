@@ -192,7 +192,7 @@ impl Store {
         blocking(move || store.sealed(&id)).await
     }
 
-    /// Whether all of these are sealed and their files are there.
+    /// Whether all of these are sealed and their files exist.
     pub async fn has_layers(&self, ids: &[LayerId]) -> bool {
         let (store, ids) = (self.clone(), ids.to_vec());
         let there = move || {

@@ -7,7 +7,7 @@
 //!
 //! *Whose number.* A project's number follows from the layer's id and is in a range of our own; the first that nothing is in and
 //! nothing limits is taken. Nothing is on record: what is in a sealed layer stays in its project, which nobody else takes for as long
-//! as one file of it is there, and whose limit is of no consequence, because nobody writes to it.
+//! as one file of it exists, and whose limit is of no consequence, because nobody writes to it.
 //!
 //! *Why not on btrfs.* Its quotas (qgroups) are those of subvolumes, so every layer would have to be one. Inodes are numbered
 //! for each subvolume, and overlayfs shows the numbers of layers on one filesystem as they are: two files would have one number. And
@@ -32,7 +32,7 @@ const FIRST: u32 = 1 << 30;
 /// How many numbers are tried.
 const TRIED: u32 = 64;
 
-/// One inode for so many bytes of a disk limit, as a machine's own disk has them.
+/// The number of bytes of a disk limit per inode, as on a machine's own disk.
 pub(crate) const BYTES_PER_INODE: u64 = 8 << 10;
 /// The least of them.
 const INODES_AT_LEAST: u64 = 4096;
@@ -137,7 +137,8 @@ impl Store {
         Ok(found.filter(|project| (FIRST..FIRST * 2).contains(project)))
     }
 
-    /// Gives an empty layer a project. One that somebody wrote to without is left alone: what is there would not count.
+    /// Gives an empty layer a project. A layer that was written to without one is left alone: its
+    /// existing files would not count.
     fn give_project(&self, open: &LayerId, limit: Amount) -> Result<bool> {
         let parts = [self.diff_dir(open), self.layer_dir(open).join("work")];
         for part in &parts {

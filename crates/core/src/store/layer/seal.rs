@@ -80,7 +80,7 @@ impl MeasuredLayer {
 #[derive(Debug, Clone)]
 #[must_use = "a layer that is ready is still open until it is committed"]
 pub enum Sealing {
-    /// Its manifest is there too.
+    /// Its manifest exists too.
     Sealed(Layer),
     /// Its manifest is still to be written, by [`Store::commit`].
     Ready(Layer),
@@ -180,7 +180,7 @@ impl Store {
     ) -> Result<(Option<Sealing>, Vec<Junk>)> {
         match self.get::<Layer>(id) {
             Ok(sealed) => {
-                // Whoever sealed it may have died, or failed, before that was on stable storage.
+                // The daemon that sealed it may have died, or failed, before that was on stable storage.
                 self.sync_now()?;
                 return Ok((Some(Sealing::Sealed(sealed)), Vec::new()));
             }

@@ -169,7 +169,7 @@ pub(in crate::store) fn refuse_later(path: &Path) -> Result<()> {
         Err(error) => Err(error),
     };
     let Ok(length) = read else {
-        // It cannot be read, so it is replaced like any damaged document: by whoever knows better.
+        // It cannot be read, so its owner replaces it like any damaged document.
         return Ok(());
     };
     match format_in(&begin[..length]) {

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use crate::store::manifest::{self, Durability, last_of, next_of, parse, write_file};
 use crate::store::{Result, Store, StoreError, io_error};
 
-/// How many unsynced documents there may be before whoever writes the next one waits for a sync.
+/// How many unsynced documents there may be before the next writer waits for a sync.
 const MOST: usize = 10_000;
 
 /// Documents that were written since the last sync.

@@ -171,7 +171,7 @@ impl Store {
             sealed_at: now(),
         };
         let place = MemoryLayer::place(id);
-        // The directory's own entry comes first: with the seal the layer is there whole.
+        // The directory's own entry comes first: with the seal the layer is complete.
         sync_parent(&dir)?;
         self.put(&place, &to_json(&layer, &place)?, Durability::Synced, false)?;
         failpoint::pass("store.seal_memory.sealed");
@@ -179,7 +179,7 @@ impl Store {
     }
 
     /// Checks that an image, whose first layer is the topmost, can be used, and says where its layers lie. Large files are only
-    /// measured. Whether it suits this host is for its fingerprint to tell.
+    /// measured. Its fingerprint decides whether it suits this host.
     ///
     /// # Errors
     ///

@@ -235,7 +235,7 @@ fn pieces_of(text: &[u8], wraps: bool) -> Vec<Range<usize>> {
     if window.len() < 2 * SHORTEST_PIECE {
         return vec![window];
     }
-    // A line ends in the window once at the most, so one of its halves is whole.
+    // At most one line ends in the window, so one of its halves is whole.
     let half = window.start + window.len() / 2;
     vec![window.start..half, half..window.end]
 }

@@ -7,8 +7,8 @@
 //!
 //! Rules for what archives leave open, or try:
 //!
-//! - Of several entries with one name, the last counts. A directory gives way to a file, and a file
-//!   to a directory.
+//! - Of several entries with one name, the last counts. A file replaces a directory, and a
+//!   directory a file.
 //! - A whiteout speaks of the layers below only: next to an entry of its own layer it hides just them.
 //! - A directory that is needed and not described looks as it does below, else is root's, 0755.
 //! - A hard link to a file below copies that file up first, as overlayfs would.
@@ -201,7 +201,7 @@ impl Trouble {
         match self {
             Self::Content(source) => damaged(source),
             Self::Refused { entry, reason } => ImageError::Refused { entry: text(&entry), reason },
-            // Whoever wrote the archive wrote the name.
+            // The name comes from the author of the archive.
             Self::Host { entry, source }
                 if source.raw_os_error() == Some(Errno::NAMETOOLONG.raw_os_error()) =>
             {
