@@ -6,7 +6,7 @@
 //! what must hold after each.
 //!
 //! In every build each place that is passed is also a line of the log at level `trace` (target `sandkeep_core::step`): the times
-//! of these lines tell where the time of a start or a stop goes. `./dev bench --steps` prints that.
+//! of these lines show where the time of a start or a stop goes. `./dev bench --steps` prints that.
 
 /// Dies here, if a test asked for it.
 #[cfg(feature = "failpoints")]

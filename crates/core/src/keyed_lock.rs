@@ -1,9 +1,10 @@
 //! Locks by key: work on one key is done by one caller at a time, work on different keys in parallel.
 //!
 //! The usual use is *single flight*: something expensive is made once, however many callers want it at the same time. Take the lock of its
-//! key, look whether it is there by now, and make it if not.
+//! key, check whether it exists by now, and make it if not.
 //!
-//! A key takes up memory only while somebody holds its lock or waits for it; a caller that gives up waiting leaves nothing.
+//! A key takes memory only while somebody holds its lock or waits for it; a caller that gives up
+//! waiting leaves nothing.
 
 use std::collections::HashMap;
 use std::hash::Hash;

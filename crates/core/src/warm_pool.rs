@@ -10,8 +10,8 @@
 //!
 //! - *Who makes them.* The [`Maker`], who owns the pool. One task per pool calls it, for one item at a time. The task lives as long as
 //!   something is wanted or ready, and does not keep the maker alive while it waits.
-//! - *When.* While no start is under way ([`WarmPool::starting`]), and [`PoolLimits::quiet`] after the last one: the host belongs to
-//!   whoever uses it now.
+//! - *When.* While no start is under way ([`WarmPool::starting`]), and [`PoolLimits::quiet`] after
+//!   the last one: its current users come first.
 //! - *What if that fails.* An item that cannot be made, or whose maker panics, is given up. The next [`WarmPool::restock`] tries again.
 //! - *How it ends.* After [`WarmPool::close`] nothing is made, and nothing is left.
 
@@ -74,7 +74,7 @@ struct Stock<K, T> {
     ready: Vec<Ready<K, T>>,
     wanted: Vec<K>,
     making: Option<K>,
-    /// Whether the task is there.
+    /// Whether the task runs.
     tended: bool,
     closed: bool,
 }
@@ -233,7 +233,7 @@ where
         match stock.ready.first() {
             Some(oldest) => PoolStep::Wait(self.limits.idle.saturating_sub(oldest.made.elapsed())),
             None => {
-                // Under the lock: whoever wants one later finds that nobody tends the pool.
+                // Under the lock: a later caller finds that no task tends the pool.
                 stock.tended = false;
                 PoolStep::Done
             }

@@ -59,7 +59,7 @@ impl DiskCatalog {
     ) -> CatalogResult<()> {
         let committed = self.store.commit(layers, snapshot, sandbox).await;
         if let Some(snapshot) = snapshot {
-            // It may be there all the same, and the sandbox's record not.
+            // It may exist all the same, and the sandbox's record not.
             if committed.is_ok() || self.store.read::<Snapshot>(&snapshot.id).await.is_ok() {
                 self.index.put_snapshot(snapshot).await?;
             }

@@ -109,7 +109,7 @@ pub enum UnreadKey<'a> {
     Drive(&'a DriveId),
 }
 
-/// What became of a snapshot that was to be dropped.
+/// The outcome of dropping a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotDrop {
     /// A sandbox stands on it, or it is dropped already: nothing was changed.
@@ -156,7 +156,7 @@ pub enum SnapshotDrop {
 /// - A save with [`Durability::Soon`] survives the end of this process, and a power cut after the next
 ///   sync of the store. Until then the last synced version stays readable.
 /// - [`commit`](Self::commit) makes layers, snapshot and sandbox true together, the sandbox last.
-/// - A record is in the reader when the save returns: whoever reads afterwards sees it or a later one.
+/// - A record is in the reader when the save returns: a later read returns it or a newer one.
 /// - What is only [shown](Self::show) is not durable at all.
 ///
 /// # Watching
@@ -261,8 +261,8 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// Watchers are not notified.
     async fn verify(&self, key: UnreadKey<'_>) -> CatalogResult<()>;
 
-    /// Takes up a sandbox whose record came to be without this catalog, for example from a backup. False
-    /// if another one has its name.
+    /// Adopts a sandbox whose record was not made by this catalog, for example one from a backup.
+    /// False if another one has its name.
     async fn adopt_sandbox(&self, sandbox: &Sandbox) -> CatalogResult<bool>;
 
     /// Reads a snapshot whose record came to be without this catalog, and shows it to readers.

@@ -3,7 +3,7 @@
 //! Projects, sandboxes, drives, snapshots and the newest session of each sandbox are in a second
 //! index in memory. Reads of those never touch the disk, and memory is what decides who gets a name.
 //! History (older sessions, commands, answers under idempotency keys) is on disk alone: there is too
-//! much of it. Whoever reads it does not wait for the disk longer than [`PATIENCE`].
+//! much of it. A reader of it does not wait for the disk longer than [`PATIENCE`].
 //!
 //! Writes go to memory, and to the file behind the caller's back, in the same order ([`Follower`]). A file that does not follow
 //! costs nothing: at every start all that is in memory is read from the manifests again. History is not, so its writes are
@@ -26,7 +26,7 @@ use crate::model::{
 
 /// How long the disk may take for a statement.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How many writes may wait for the disk. Whoever has one more waits, too.
+/// How many writes may wait for the disk. Further writers wait until there is room.
 const BEHIND: usize = 1024;
 
 /// Another [`Db`], with what is asked for most in memory.

@@ -7,8 +7,7 @@
 //! Two things it decides, atomically: who gets a name ([`Db::claim`], [`Db::claim_drive`]), and
 //! whether a snapshot that is to go has anybody standing on it ([`Db::put_tombstone`]).
 //!
-//! A snapshot that went is a *tombstone* for a while. Whoever does not ask for tombstones does not see
-//! them.
+//! A deleted snapshot is a *tombstone* for a while. Only callers that ask for tombstones see them.
 //!
 //! Lists are sorted and paged. A page's cursor encodes where the page ended and is opaque to
 //! callers; it is valid for the same list, in the same order and with the same filter.
@@ -172,7 +171,7 @@ pub struct Order {
 /// Which part of a list is wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
-    /// How many at the most.
+    /// The largest number of items.
     pub limit: u32,
     /// Where the page before ended.
     pub cursor: Option<String>,
@@ -296,9 +295,9 @@ pub trait Db: fmt::Debug + Send + Sync {
         tombstones: Tombstones,
         page: &Page,
     ) -> DbResult<Paged<Snapshot>>;
-    /// Lists snapshots whose time is up, whoever stands on them.
+    /// Lists expired snapshots, also those that sandboxes stand on.
     async fn expired_snapshots(&self, now: Timestamp) -> DbResult<Vec<Snapshot>>;
-    /// Lists snapshots of one sandbox whose time is up, whoever stands on them.
+    /// Lists expired snapshots of one sandbox, also those that sandboxes stand on.
     async fn expired_snapshots_of(
         &self,
         sandbox: &SandboxId,

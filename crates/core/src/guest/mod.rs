@@ -174,7 +174,7 @@ impl Guest {
         self.process(Request::Spawn(spawn), stdin, WINDOW).await
     }
 
-    /// Takes up a command of an earlier connection from output byte `from`.
+    /// Attaches to a command of an earlier connection from output byte `from`.
     ///
     /// # Errors
     ///
@@ -256,7 +256,8 @@ impl Guest {
         self.ask_ok(&Request::Quiesce { grace_ms }).await
     }
 
-    /// Asks a machine of its own what changed in its root since the last look. `saved`: all that is there now is in a snapshot.
+    /// Asks a machine of its own what changed in its root since the last look. `saved`: all that
+    /// exists now is in a snapshot.
     ///
     /// # Errors
     ///
@@ -364,7 +365,7 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// Fails with [`GuestError::Refused`] when nothing is there or it may not be seen.
+    /// Fails with [`GuestError::Refused`] when nothing exists there or it may not be seen.
     pub async fn stat(&self, at: At) -> Result<Entry, GuestError> {
         match self.ask(&Request::Stat { at }).await? {
             Reply::Stat { entry } => Ok(entry),
@@ -409,7 +410,7 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// Fails with [`GuestError::Refused`] when nothing is there.
+    /// Fails with [`GuestError::Refused`] when nothing exists there.
     pub async fn tar_out(&self, at: At) -> Result<(Entry, Incoming), GuestError> {
         self.incoming(Request::TarOut { at }).await
     }
@@ -436,7 +437,8 @@ impl Guest {
         }
     }
 
-    /// Writes everything to the machine's disks and keeps it from writing more, for ten seconds at the most.
+    /// Writes everything to the machine's disks and keeps it from writing more, for at most ten
+    /// seconds.
     ///
     /// # Errors
     ///

@@ -117,7 +117,7 @@ impl Guest {
         if !handshake.renews {
             return Ok(ResumedGuest { guest, commands: None });
         }
-        // It is there; what it does now may take its time.
+        // It answers; what it does now may take its time.
         let until = Instant::now() + deadlines.reply;
         let Reply::Hello { .. } = answer(until).await? else { return Err(unexpected()) };
         let Reply::Commands { commands } = answer(until).await? else {

@@ -102,7 +102,7 @@ async fn write(socket: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 async fn answer(socket: &UnixStream, port: &mut SerialPort) -> io::Result<()> {
     let mut raw = vec![0; 4096];
     loop {
-        // A port that always has something would keep whoever waits for the time from being asked.
+        // A port that always has data would keep timers from being polled.
         tokio::task::consume_budget().await;
         socket.readable().await?;
         let count = match socket.try_read(&mut raw) {

@@ -82,7 +82,7 @@ impl Output {
             .await;
     }
 
-    /// Acknowledges so many more bytes as stored: the agent need not send them again. It holds back
+    /// Acknowledges `bytes` more bytes as stored: the agent need not send them again. It holds back
     /// the process while a whole window is unacknowledged.
     pub fn keep(&self, bytes: usize) {
         self.handle.credit(bytes);
@@ -104,9 +104,9 @@ pub struct Stdin {
 /// How far standard input has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StdinCount {
-    /// So many bytes are on their way to the process, or there.
+    /// How many bytes are on their way to the process, or with it.
     pub taken: u64,
-    /// So many are in its pipe or terminal.
+    /// How many are in its pipe or terminal.
     pub written: u64,
     /// Whether it has ended. Otherwise one that takes no more has closed its input.
     pub ended: bool,
@@ -140,7 +140,7 @@ impl Stdin {
         self.handle.wait(|stream| Some(Ok(self.counted(stream)))).await
     }
 
-    /// Waits until the process's pipe has so many bytes, those of earlier connections included.
+    /// Waits until the process's pipe has got `bytes` bytes, those of earlier connections included.
     ///
     /// # Errors
     ///

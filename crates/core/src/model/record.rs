@@ -120,7 +120,7 @@ pub struct Lineage {
     /// The forks that were made together with it, by the name they begin with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<Name>,
-    /// The same forks: other ones may be made under that name later. Records of before do not tell.
+    /// The same forks: other ones may be made under that name later. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_id: Option<GroupId>,
     /// What becomes of the fork once it is accepted.
@@ -136,7 +136,7 @@ pub struct MergePoint {
     /// The snapshot whose changes it got.
     pub snapshot: SnapshotId,
     /// What the other sandbox was then. If it is not what that one comes from now, it was rolled back, and the merge counts no
-    /// more. Records of before do not tell.
+    /// more. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<SnapshotId>,
     /// The other sandbox's generation then.
@@ -156,14 +156,14 @@ pub struct MergeSource {
     pub snapshot: SnapshotId,
 }
 
-/// What became of a fork's work.
+/// The outcome of a fork's work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkOutcome {
     /// How it was brought back.
     pub how: BroughtBack,
     /// Into which sandbox: its name at the time.
     pub into: Name,
-    /// Its id. Records of before do not tell.
+    /// Its id. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub into_id: Option<SandboxId>,
     /// That sandbox's generation with it.

@@ -1,7 +1,7 @@
 //! The server's key.
 //!
 //! 32 bytes: in `secrets.key` of the data directory, where they are made at first use; in a file of the
-//! operator's; or handed over by whoever starts the engine. Nothing is sealed with the key itself:
+//! operator's; or passed by the code that starts the engine. Nothing is sealed with the key itself:
 //! the keys that seal and derive, and the mark that identifies the key, are made from it by
 //! HMAC-SHA-256, so that none of them reveals anything about another.
 //!
@@ -208,7 +208,7 @@ impl Keyring {
         Ok(Zeroizing::new(plain.to_vec()))
     }
 
-    /// 32 bytes that follow from the key and the context, and tell nothing about either.
+    /// 32 bytes that follow from the key and the context, and reveal nothing about either.
     ///
     /// # Errors
     ///

@@ -37,7 +37,7 @@ pub struct Mask {
 
 #[derive(Clone, Copy, Default)]
 struct MatchedPrefix {
-    /// So many bytes of a form.
+    /// How many bytes of a form.
     bytes: usize,
     /// The shortest form that begins with them.
     form: usize,

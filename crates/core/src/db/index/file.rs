@@ -18,7 +18,7 @@ pub(super) enum UnusableIndex {
     Damaged(String),
 }
 
-/// Opens what is there and looks whether it can be used.
+/// Opens the existing file and checks whether it can be used.
 pub(super) async fn usable(file: &Path) -> Result<SqliteDb, UnusableIndex> {
     let damaged = |error: DbError| UnusableIndex::Damaged(error_chain(&error));
     let is_file = fs::symlink_metadata(file).is_ok_and(|found| found.is_file());
@@ -58,7 +58,7 @@ pub(super) async fn begin(file: &Path, db: &SqliteDb) -> Result<Stamp, String> {
     Ok(stamp)
 }
 
-/// Makes an empty index in the place of whatever is there, or in memory.
+/// Makes an empty index in the place of an existing one, or in memory.
 pub(super) async fn make(file: &Path) -> DbResult<(SqliteDb, Option<Stamp>)> {
     let made = async {
         clear_away(file).map_err(|error| error.to_string())?;

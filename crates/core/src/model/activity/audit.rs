@@ -16,8 +16,8 @@ const DETAILS: usize = 16;
 
 /// What is recorded, before it has its place in a chain.
 ///
-/// It has no secrets, no contents of files, no environment and no arguments of commands: whoever makes
-/// one puts in names and numbers only.
+/// It has no secrets, no contents of files, no environment and no arguments of commands: the code
+/// that makes one puts in names and numbers only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditRecord {
     /// When it happened.

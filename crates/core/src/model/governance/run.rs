@@ -134,7 +134,7 @@ pub enum RunEffect {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "how", rename_all = "lowercase")]
 pub enum RunPlace {
-    /// In a sandbox that is there.
+    /// In an existing sandbox.
     Existing {
         /// Its name when the run was asked for.
         sandbox: Name,

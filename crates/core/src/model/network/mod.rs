@@ -139,9 +139,10 @@ pub enum Action {
     Forward {
         /// Where.
         url: String,
-        /// How the headers begin that tell where it was meant to go: `<prefix>host`, `<prefix>scheme`,
-        /// `<prefix>port`, `<prefix>path` (with the query). If absent, `x-forwarded-host`,
-        /// `x-forwarded-proto`, `x-forwarded-port` and `x-forwarded-path` do. Headers of these names that the sandbox sent are dropped.
+        /// The prefix of the headers with its original destination: `<prefix>host`,
+        /// `<prefix>scheme`, `<prefix>port`, `<prefix>path` (with the query). If absent,
+        /// `x-forwarded-host`, `x-forwarded-proto`, `x-forwarded-port` and `x-forwarded-path` do.
+        /// Headers of these names that the sandbox sent are dropped.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         prefix: Option<String>,
     },
@@ -446,7 +447,7 @@ pub enum Protocol {
     Http,
 }
 
-/// What became of it.
+/// Its outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {

@@ -103,7 +103,7 @@ impl Decision {
         *self == Self::default()
     }
 
-    /// Checks that it makes sense.
+    /// Validates it.
     ///
     /// # Errors
     ///

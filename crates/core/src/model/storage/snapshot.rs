@@ -63,7 +63,7 @@ pub struct Snapshot {
     /// How long after its last use it goes away, unless it is some sandbox's current one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_after: Option<Span>,
-    /// Whether whoever asked for it decided that; retention then decides nothing about its expiry.
+    /// Whether the request for it set the expiry; retention then does not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub expiry_given: bool,
     /// How long instead, while it is one of the newest that retention keeps.
