@@ -49,8 +49,7 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::AUDIT_WRITE)
     .union(CapabilitySet::SETFCAP);
 
-/// Files of `/proc` and `/sys` that tell about the host or reach into it: an empty one is seen
-/// instead.
+/// Files of `/proc` and `/sys` that reveal the host or reach into it: an empty one is seen instead.
 const MASKED_FILES: [&str; 13] = [
     "proc/kcore",
     "proc/keys",
@@ -311,8 +310,9 @@ pub(crate) fn become_root() -> Result<(), StepError> {
     rustix::thread::set_thread_res_uid(uid, uid, saved).step("become the sandbox's root")
 }
 
-/// Makes sure that mounts go where they should. The layers were written by whoever used the sandbox
-/// before: a link in place of `/proc` would lead the mount, by its absolute name, into the host's tree.
+/// Makes sure that mounts go where they should. The layers were written by earlier users of the
+/// sandbox: a link in place of `/proc` would lead the mount, by its absolute name, into the host's
+/// tree.
 pub(crate) fn check_mount_points() -> Result<(), StepError> {
     for name in root::MOUNT_POINTS {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,9 +1,9 @@
 //! The sandbox's network device, and where it looks names up.
 //!
 //! The device is a TUN made in the new network namespace while the host's `/dev/net/tun` can still be opened. The
-//! packets are the daemon's business: the first process holds the descriptor, hands a copy to whoever
-//! connects to `net.sock` (only the host's root can), and never reads from it. So the device outlives a daemon, and the
-//! next one gets it again.
+//! packets are the daemon's business: the first process holds the descriptor, hands a copy to every
+//! peer that connects to `net.sock` (only the host's root can), and never reads from it. So the
+//! device outlives a daemon, and the next one gets it again.
 //!
 //! All sandboxes have the same addresses: each has a stack of its own in the daemon. `docs/NETWORK.md` says which.
 //!
@@ -87,7 +87,7 @@ pub(crate) fn relax() {
     let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
 }
 
-/// Hands the device to whoever has connected.
+/// Hands the device to a connected peer.
 pub(crate) fn hand_over(device: BorrowedFd<'_>, to: &UnixStream) -> io::Result<()> {
     let descriptors = [device];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -102,8 +102,8 @@ pub(super) fn listen() -> Result<UnixListener, StepError> {
     UnixListener::bind(sandkeep_proto::cage::NETWORK_SOCKET).step("listen on the network's socket")
 }
 
-/// Sees to it that names are looked up at the gateway. Expects the sandbox's root as the current directory, with
-/// `/run` mounted and empty.
+/// Makes sure that names are looked up at the gateway. Expects the sandbox's root as the current
+/// directory, with `/run` mounted and empty.
 pub(crate) fn cover_resolv_conf() -> Result<(), StepError> {
     let step = "cover /etc/resolv.conf";
     rustix::fs::mkdir("run/sandkeep", Mode::from_raw_mode(0o755)).step(step)?;

@@ -103,7 +103,7 @@ pub(crate) fn make_base_layer(base: &Path, hostname: &str) -> Result<(), StepErr
     Ok(())
 }
 
-/// The files of the lowest layer that tell what the machine calls itself.
+/// The files of the lowest layer that hold the machine's name.
 pub(crate) fn named_files(hostname: &str) -> [(&'static str, String); 2] {
     let hosts = format!(
         "127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback {hostname}\n"

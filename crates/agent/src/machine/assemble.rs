@@ -5,7 +5,8 @@
 //! then mounted nowhere.
 //!
 //! Below the lowest image of the root lies a directory `base`, beside the upper one on its disk, as in a cage: the directories
-//! things are mounted on, and a few files for images that lack them. Whoever reads the disk finds it beside `upper`, not in it.
+//! things are mounted on, and a few files for images that lack them. On the disk it is beside
+//! `upper`, not in it.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, Permissions};

@@ -1,7 +1,8 @@
 //! One thread for what may have to wait for the machine's disks: freezing, thawing, becoming another.
 //!
-//! It is there from the beginning and never ends. A thread that began or ended with each freeze would be captured in the middle of
-//! that, and every machine that is restored would first have to finish it.
+//! It exists from the beginning and never ends. A thread that began or ended with each freeze would
+//! be captured in the middle of that, and every machine that is restored would first have to finish
+//! it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

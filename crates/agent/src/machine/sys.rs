@@ -16,7 +16,7 @@ const BLKFLSBUF: libc::Ioctl = 0x1261;
 const RNDADDENTROPY: libc::Ioctl = 0x4008_5203;
 const RNDRESEEDCRNG: libc::Ioctl = 0x5207;
 
-/// How much randomness is taken in at the most.
+/// How much randomness is taken in at most.
 const POOL: usize = 128;
 
 /// Writes all of a filesystem to its disk and holds back who writes more.

@@ -85,7 +85,7 @@ impl Questions {
         Reply::Questions { version: self.version.get(), questions }
     }
 
-    /// Gives an answer to whoever asked, if they are still there.
+    /// Gives an answer to the program that asked, if it is still connected.
     pub(crate) fn answer(&self, id: &str, answer: InsideAnswer, comment: String) {
         let mut pending = self.pending.borrow_mut();
         let Some(place) = pending.iter().position(|one| one.question.id == id) else { return };
@@ -153,7 +153,7 @@ impl Questions {
         let _ = timeout(SAYS_WITHIN, write.write_all(&text)).await;
     }
 
-    /// Waits for the answer; `None` when whoever asked has left.
+    /// Waits for the answer; `None` when the program that asked has left.
     async fn wait(
         &self,
         asked: AskLine,

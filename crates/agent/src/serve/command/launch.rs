@@ -297,7 +297,7 @@ unsafe fn prepare(child: &Child) -> Result<(), (LaunchStep, c_int)> {
 }
 
 /// Executes the first candidate that can be; returns only when none can, with the reason that says
-/// most: a file that is there but may not be executed beats one that is not there.
+/// most: a file that exists but may not be executed beats one that does not exist.
 unsafe fn execute(child: &mut Child) -> c_int {
     let mut reason = libc::ENOENT;
     let mut at = 0;

@@ -330,7 +330,7 @@ impl Command {
         self.tell_the_end().await;
     }
 
-    /// Sends what is held and the outcome to whoever is attached, now or later.
+    /// Sends what is held and the outcome to the attached listener, now or later.
     async fn tell_the_end(&self) {
         loop {
             let blocked = self.flush();

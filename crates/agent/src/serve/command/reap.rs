@@ -18,7 +18,7 @@ use crate::serve::error::RequestError;
 /// not.
 const STUBBORN: Duration = Duration::from_secs(10);
 
-/// The signal that only asks whether anybody is there.
+/// The signal that only checks whether a process exists.
 const NONE: i32 = 0;
 
 /// News of ended children.

@@ -6,8 +6,8 @@
 //! leads outside. What stands where an entry goes is removed, not written through. Devices are
 //! refused. A refused entry ends the work; entries before it stay.
 //!
-//! Asked to, it does go through links, and refuses to put a file where a directory stands, as whoever
-//! writes files one by one would; it never gets further than its user.
+//! On request it does go through links, and refuses to put a file where a directory stands, as
+//! writing files one by one would; it never gets further than its user.
 //!
 //! Root keeps the archive's owners, as far as the sandbox has them; everybody else owns what they
 //! unpack.
@@ -97,7 +97,7 @@ fn refused(name: &Path, why: &str) -> RequestError {
     RequestError::new(Failure::Invalid, format!("the tar entry `{}` {why}", name.display()))
 }
 
-/// Reads the archive and stops headers that never end; whoever parses them keeps them in memory.
+/// Reads the archive and stops headers that never end; the parser keeps them in memory.
 struct Metered<'a> {
     task: &'a mut FileTask,
     left: &'a Cell<Option<u64>>,
@@ -156,7 +156,7 @@ impl Unpacking {
         }
         let name = inside(Path::new(OsStr::from_bytes(&raw)))?;
         let Some(leaf) = name.file_name() else {
-            // The directory itself, which is there.
+            // The directory itself, which exists.
             return match kind {
                 EntryType::Directory => Ok(false),
                 _ => Err(refused(&name, "is a directory")),
@@ -378,7 +378,7 @@ impl Unpacking {
     }
 }
 
-/// What is there under a name, a link itself and not where it leads.
+/// What exists under a name, a link itself and not where it leads.
 fn existing(parent: &OwnedFd, leaf: &OsStr) -> Option<FileType> {
     let stat = statat(parent, leaf, AtFlags::SYMLINK_NOFOLLOW).ok()?;
     Some(FileType::from_raw_mode(stat.st_mode))

@@ -58,7 +58,7 @@ fn follow(path: &Path) -> Result<PathBuf, RequestError> {
     Err(RequestError::io("write", &path, &Errno::LOOP.into()))
 }
 
-/// What is there, if it is something that can be written.
+/// What exists, if it is something that can be written.
 fn existing(path: &Path) -> Result<Option<Metadata>, RequestError> {
     let problem = |error: io::Error| RequestError::io("write", path, &error);
     let invalid = |what: &str| {

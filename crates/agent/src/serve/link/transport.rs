@@ -219,7 +219,7 @@ impl Port {
             }
             match incoming.fill(&self.device, &self.can_read) {
                 Ok(true) => {}
-                // Nobody is there: a change when somebody comes.
+                // No peer is connected: a change when one connects.
                 Ok(false) => {
                     self.can_read.set(false);
                     return None;
