@@ -1,12 +1,13 @@
-//! What a server takes up on its host besides the data directory.
+//! What a server uses on its host besides the data directory.
 //!
 //! Several servers can live on one host, each with its own data directory; what lies outside it (the
 //! runtime directory, the control group) carries the *mark* of the directory, the beginning of its identity, so that a server that
 //! is started again finds its own sandboxes and nobody else's, also when the directory was moved.
 //!
 //! A copy of a data directory has the same mark, and must not take the original's machines for its own: the layers they
-//! write to are others. So whoever uses a mark says in `<mark>.owner` which directory it is, by device and inode, which a move does
-//! not change, and has that file locked. A server that finds another one there gives its directory a new identity.
+//! write to are others. So the user of a mark writes to `<mark>.owner` which directory it is, by
+//! device and inode, which a move does not change, and has that file locked. A server that finds
+//! another one there gives its directory a new identity.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -232,7 +233,7 @@ fn short_hash(bytes: &[u8]) -> String {
     hex::encode(&Sha256::digest(bytes)[..6])
 }
 
-/// Explains why root is needed, to whoever is not.
+/// Explains why root is needed, to other users.
 pub(crate) fn need_root(what: &str) -> Result<(), Failure> {
     if rustix::process::geteuid().is_root() {
         return Ok(());

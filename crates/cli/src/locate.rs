@@ -6,7 +6,7 @@
 //! a key.
 //!
 //! The file says which directory it was written in. One that was copied along with the directory
-//! speaks of the original's server, and whoever names the copy does not mean that one: it counts
+//! speaks of the original's server, and a user who names the copy does not mean that one: it counts
 //! as absent until a server of the copy writes its own.
 
 use std::fs;

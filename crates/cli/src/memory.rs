@@ -32,7 +32,8 @@ fn own() -> Option<u64> {
     Some(kib.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-/// Bounds the number of arenas. To be called before the first thread is started: those that are there stay.
+/// Bounds the number of arenas. To be called before the first thread is started: existing ones
+/// stay.
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code)]
 pub(crate) fn few_arenas() {

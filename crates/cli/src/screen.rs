@@ -128,7 +128,7 @@ impl Paint {
 }
 
 /// Rows under a header. Columns are as wide as what is in them; when the terminal is narrower, the
-/// widest ones give way, and what does not fit ends in `…`. The first column is the argument for
+/// widest ones shrink, and what does not fit ends in `…`. The first column is the argument for
 /// other commands: it is never cut, and columns at the right end are left out to make room for it.
 /// Without a terminal nothing is cut or left out.
 #[derive(Debug)]

@@ -517,7 +517,7 @@ fn named(name: &str) -> Fork {
     Fork { name: Some(name.to_owned()), start: false, ..Fork::default() }
 }
 
-/// Writes a tar with so many files, a hundred in a directory.
+/// Writes a tar with `files` files, a hundred in a directory.
 fn make_tree(path: &Path, files: usize, bytes: usize) -> Outcome<()> {
     let mut archive = tar::Builder::new(std::io::BufWriter::new(std::fs::File::create(path)?));
     let size = bytes / files;

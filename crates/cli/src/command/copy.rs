@@ -237,7 +237,7 @@ impl Job<'_> {
                         total += piece.len() as u64;
                         bar.set_position(total);
                         if sender.send(Ok(piece)).await.is_err() {
-                            // Whoever unpacks gave up, and says why.
+                            // The receiver gave up, and says why.
                             return Ok(total);
                         }
                     }

@@ -142,7 +142,7 @@ async fn compare_group(context: &Context, group: &str, paths: &[String]) -> Resu
     })
 }
 
-/// What became of a fork: `promoted into my-app`; nothing while it is not decided.
+/// The outcome of a fork: `promoted into my-app`; nothing while it is not decided.
 pub(super) fn fate(sandbox: &Sandbox) -> Option<String> {
     let outcome = sandbox.outcome.as_ref()?;
     Some(format!("{} into {}", word(outcome.how), outcome.into))

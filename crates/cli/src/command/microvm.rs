@@ -21,7 +21,7 @@ use crate::screen::{Screen, note};
 const PACKAGE: &str = "linux-image-cloud-amd64";
 /// How its kernels' names end.
 const FLAVOUR: &str = "-cloud-amd64";
-/// What helps whoever has no such kernel.
+/// The hint for hosts without such a kernel.
 const OTHERWISE: &str = "name a kernel of yours with --kernel <vmlinuz> and --modules <dir>";
 
 const NEXT: &str = "

@@ -287,7 +287,7 @@ fn why_text(paint: Paint, name: &str, why: &Why) -> String {
     text
 }
 
-/// Lays `more` over what is there and takes `gone` away; nothing if that changes nothing.
+/// Lays `more` over the existing ones and removes `gone`; nothing if that changes nothing.
 fn added(
     there: BTreeMap<String, String>,
     more: Option<BTreeMap<String, String>>,

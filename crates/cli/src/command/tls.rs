@@ -23,7 +23,7 @@ use crate::screen::Screen;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const CA_DAYS: u32 = 3653;
-/// The name of every CA that is made here. Clients tell them apart by their keys.
+/// The name of every CA that is made here. Clients distinguish them by their keys.
 const CA_NAME: &str = "Sandkeep local CA";
 
 /// What was made.

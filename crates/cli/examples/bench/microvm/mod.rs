@@ -32,7 +32,7 @@ struct Rounds {
 /// How long nobody asks for anything before a machine is created or resumed, as those do who are not in a loop.
 const BREATH: Duration = Duration::from_secs(1);
 
-/// Overwrites so many MB of memory with what was not there before.
+/// Overwrites a number of MB of memory with new content.
 const DIRTY: &str = r#"my ($mb, $salt) = @ARGV; open my $f, '>', '/dev/shm/dirty' or die;
 for my $page (1 .. $mb * 256) { print $f pack('N', $page * 2654435761 + $salt) x 1024 }
 close $f; unlink '/dev/shm/older'; rename '/dev/shm/dirty', '/dev/shm/older';"#;
@@ -208,7 +208,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Forks of a machine that runs, and what they take up.
+    /// Forks of a machine that runs, and what they use.
     async fn forks(&self) -> Outcome<String> {
         self.create("source").await?;
         // Something to share: a process with memory of its own that keeps counting.
