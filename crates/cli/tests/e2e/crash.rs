@@ -3,8 +3,8 @@
 //! Each case arms one fail point (`docs/CRASH-MATRIX.md` lists them), asks for something, and the
 //! daemon dies there as abruptly as by kill -9. Then another daemon opens the same directory, and:
 //!
-//! - what was acknowledged before is there, byte for byte;
-//! - what the session had written and nobody had acknowledged is there too, because its machine or
+//! - what was acknowledged before exists, byte for byte;
+//! - what the session had written and nobody had acknowledged exists too, because its machine or
 //!   its layer outlived the daemon;
 //! - no sandbox is stuck between two phases, and every one can be used and deleted.
 

@@ -192,7 +192,7 @@ fn a_stop_that_the_disk_refused_is_refused_again() {
     case.disk.heal(fault);
     case.refused(&["stop", "app"]);
     case.refused(&["stop", "app"]);
-    // What it was before is there all the same.
+    // What it was before exists all the same.
     case.daemon.ok(["stop", "app", "--discard"]);
     case.power_cut();
     assert_eq!(case.daemon.sh("app", "ls /work; cat /work/before"), "before\nbefore\n");

@@ -155,7 +155,8 @@ fn a_machine_is_paused_woken_and_forked_live() {
     refused(&keep);
 }
 
-/// To Vercel's clients a paused sandbox is a stopped one, which they wake as they wake any; only that its processes are there.
+/// To Vercel's clients a paused sandbox is a stopped one, which they wake as they wake any; only
+/// that its processes exist.
 fn vercels_clients(keep: &Daemon, name: &str, requests: u64) {
     let status = |answer: &Value| answer["sandbox"]["status"].as_str().unwrap().to_owned();
     let path = format!("/api/v2/sandboxes/{name}");

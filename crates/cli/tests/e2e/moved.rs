@@ -62,7 +62,7 @@ fn lines(daemon: &Daemon) -> usize {
     daemon.sh("app", "wc -l < /work/numbers").trim().parse().unwrap()
 }
 
-/// Every number is there, in order: nothing of what was written is missing.
+/// Every number exists, in order: nothing of what was written is missing.
 fn whole(text: &[u8]) -> usize {
     let text = String::from_utf8_lossy(text).into_owned();
     let count = text.lines().count();

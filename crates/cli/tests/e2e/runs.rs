@@ -218,7 +218,7 @@ fn commands_are_held_by_every_front_until_somebody_answers() {
     let done = held.wait_with_output().expect("it ends");
     assert_eq!(done.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&done.stderr).contains("not today"), "{done:?}");
-    // Whoever leaves takes the question along.
+    // A caller that leaves withdraws the question.
     let mut held = begin(&keep, &args);
     let approval = pending(&keep);
     held.kill().expect("it runs");

@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 
-/// What came of a suite.
+/// The result of a suite.
 #[derive(Debug)]
 pub(super) struct Row {
     /// What was tested, as its first cell has it.
