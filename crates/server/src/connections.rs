@@ -8,8 +8,9 @@
 //!    caller with a request to make sends it at once, so a crowd of silent connections displaces itself and nobody else.
 //! 2. Where none is idle the new one is answered 503 with `Retry-After` and closed.
 //!
-//! Connections on the Unix socket, which only its owner can open, have a bound of their own: the way in for whoever runs the
-//! server is not taken by others. A key that has too many connections is answered 429 with `Retry-After`.
+//! Connections on the Unix socket, which only its owner can open, have a bound of their own: the
+//! operator's way in is not taken by others. A key that has too many connections is answered 429
+//! with `Retry-After`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -165,7 +166,7 @@ impl Connections {
         ConnectionCounts { tcp: state.total, unix, displaced, refused }
     }
 
-    /// Whether so many are being closed that the next one should wait.
+    /// Whether enough are being closed that the next one should wait.
     pub(crate) fn is_busy_closing(&self) -> bool {
         self.lock().leaving > LEAVING
     }
@@ -369,7 +370,8 @@ impl HttpBody for CountedBody {
     }
 }
 
-/// A stream that holds its place for as long as it is open, whoever has it: HTTP, or what came after an upgrade.
+/// A stream that holds its place for as long as it is open, whatever its use: HTTP, or what came
+/// after an upgrade.
 #[derive(Debug)]
 pub(crate) struct Counted<S> {
     stream: S,

@@ -84,7 +84,7 @@ struct Bucket {
     filled: Instant,
 }
 
-/// Past so many keys, those with a full bucket are forgotten.
+/// Beyond this many keys, those with a full bucket are forgotten.
 const MANY_KEYS: usize = 10_000;
 
 impl RateLimiter {
@@ -192,7 +192,8 @@ impl Requests {
 
 impl<K: Eq + Hash> Drop for RequestPermit<K> {
     fn drop(&mut self) {
-        // The next one has its turn before this one is forgotten: whoever comes then finds it.
+        // The next one has its turn before this one is forgotten: a caller that comes then finds
+        // it.
         drop(self.turn.take());
         let mut all = self.all.0.lock();
         if let Some(requests) = all.get_mut(&self.key) {

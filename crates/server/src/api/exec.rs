@@ -308,7 +308,7 @@ async fn begin(
     let request: ExecRequest = parse_json(first?.as_bytes()).map_err(Some)?;
     let (exec, input) = wanted(request, wake, caller).map_err(Some)?;
     let argv = exec.argv.clone();
-    // It may have to be approved first. Whoever has left by then does not want it any more.
+    // It may have to be approved first. A caller that has left by then does not want it any more.
     let approved = tokio::select! {
         approved = app.engine.exec_approved(&caller.project, name, &exec) => approved,
         () = left(source, early) => return Err(None),

@@ -22,7 +22,7 @@ use crate::error::ApiError;
 use crate::limits::RequestPermit;
 use crate::openapi::Raw;
 
-/// How many paths are listed by default, and at the most.
+/// How many paths are listed by default, and at most.
 const LISTED: usize = 10_000;
 const MOST_LISTED: u64 = 100_000;
 

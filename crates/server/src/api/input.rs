@@ -269,7 +269,8 @@ pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiErro
         if error.inner().is_data() {
             return unfit(error);
         }
-        // Where a word of a fixed list is wanted and something else is there, the parser takes that for a mistake in the syntax.
+        // Where a word of a fixed list is expected and something else is found, the parser takes
+        // that for a mistake in the syntax.
         let fits = serde_json::from_slice::<serde_json::Value>(bytes)
             .map(serde_path_to_error::deserialize::<_, T>);
         match fits {

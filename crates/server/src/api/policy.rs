@@ -4,9 +4,10 @@
 //! only be judged as a whole (regular expressions, URLs, bounds) the model checks, and its errors
 //! name the place too.
 //!
-//! The value of a header that is set on the way goes in and never comes out: answers say `null`. Whoever reads a
-//! policy, changes it and sends it back sends that `null`, which then stands for the value that is there. It is
-//! taken from a rule for the *same domain* only: a value never goes where its owner did not send it.
+//! The value of a header that is set on the way goes in and never comes out: answers say `null`. A
+//! client that reads a policy, changes it and sends it back sends that `null`, which then stands
+//! for the existing value. It is taken from a rule for the *same domain* only: a value never goes
+//! where its owner did not send it.
 
 use std::collections::BTreeMap;
 

@@ -337,7 +337,8 @@ impl AskedRoute {
         }
     }
 
-    /// What was changed of a project is recorded in its chain, whoever did it. Projects that are not there have none.
+    /// Changes of a project are recorded in its chain, whoever made them. Projects that do not
+    /// exist have none.
     fn choose_project(
         &self,
         app: &App,

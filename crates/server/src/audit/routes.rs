@@ -198,7 +198,7 @@ const VERCEL: &[RouteLine] = &[
     ("GET", "/v2/teams/{id}", No, "", ""),
     ("GET", "/v2/projects/{name}", No, "", ""),
     ("GET", "/v9/projects/{name}", No, "", ""),
-    // It makes none: it answers with the one that is there.
+    // It makes none: it answers with the existing one.
     ("POST", "/v11/projects", No, "", ""),
     ("GET", "/v2/sandboxes", No, "", ""),
     ("POST", "/v2/sandboxes", Change, "sandbox.create", ""),

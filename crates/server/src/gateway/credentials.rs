@@ -1,10 +1,10 @@
 //! No credential of ours goes inside, in whatever form it comes.
 //!
-//! Whoever runs the server inside a sandbox could use it here. So before a request is forwarded, every word of every header
-//! and of the query is looked at: as it is, percent-decoded, and, where it is base64, decoded. A
-//! value with a credential of ours in it is not forwarded; other values, and other cookies in the
-//! same header, are. What the server inside has as its own (a bearer of somebody else, a password)
-//! goes through unchanged.
+//! The owner of a server inside a sandbox could use a credential of ours that it is sent. So before
+//! a request is forwarded, every word of every header and of the query is looked at: as it is,
+//! percent-decoded, and, where it is base64, decoded. A value with a credential of ours in it is
+//! not forwarded; other values, and other cookies in the same header, are. What the server inside
+//! has as its own (a bearer of somebody else, a password) goes through unchanged.
 
 use axum::http::header::{COOKIE, HeaderMap, HeaderValue};
 use axum::http::uri::PathAndQuery;

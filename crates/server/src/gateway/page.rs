@@ -153,7 +153,7 @@ impl Refusal {
         retry: None,
     };
 
-    /// What an error means to whoever came for a port. `by_id`: under the name that other vendors'
+    /// The page for an error on the way to a port. `by_id`: under the name that other vendors'
     /// clients know, which says that a sandbox has stopped in their word for it.
     pub(super) fn of(error: &Error, by_id: bool) -> Self {
         match error {

@@ -1,4 +1,4 @@
-//! What a port says about places and cookies, put right for whoever is outside.
+//! Rewrites the addresses and cookies in a port's answers for clients outside.
 //!
 //! A server that is reached under a path thinks that it has the whole origin. Where it sends clients
 //! to, and for what paths it sets cookies, gets the path in front. Cookies never reach further than

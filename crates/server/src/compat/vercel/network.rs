@@ -23,10 +23,10 @@ use crate::api::App;
 
 /// Where earlier versions noted the policy, when there was no network to keep it in.
 pub(super) const NOTE: &str = "vercel.network";
-/// How the headers begin that tell a proxy of theirs where a request was meant to go.
+/// The prefix of the headers that name a request's original destination to a proxy of theirs.
 const FORWARDED: &str = "vercel-forwarded-";
 
-/// Where it is noted how a policy was written, where that differs from how we would tell it.
+/// Where it is noted how a policy was written, where that differs from how we would return it.
 pub(super) const AS_WRITTEN: &str = "vercel.networkPolicy";
 /// The size of a note is limited. A longer policy is returned in our own order.
 const LONGEST_NOTE: usize = 32 << 10;

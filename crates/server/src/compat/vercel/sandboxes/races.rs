@@ -1,15 +1,17 @@
 //! Callers who want the same new sandbox at the same time.
 //!
-//! Their `getOrCreate` is two requests: a get, and a create when that found nothing. Whoever's create
-//! succeeds takes itself for the creator and runs its `onCreate`; whoever's create is refused fails. No
-//! answer to a create makes a client fetch the sandbox instead. So it is decided at the get:
+//! Their `getOrCreate` is two requests: a get, and a create when that found nothing. A client whose
+//! create succeeds takes itself for the creator and runs its `onCreate`; a client whose create is
+//! refused fails. No answer to a create makes a client fetch the sandbox instead. So it is decided
+//! at the get:
 //!
 //! - The first get that finds nothing is answered so, and its caller is expected to create ([`LEASE`]).
-//! - Every other get waits, until the sandbox is there and can be handed out, or until it is clear that
+//! - Every other get waits, until the sandbox exists and can be returned, or until it is clear that
 //!   nobody creates it: then one of the waiting callers is the next to get "not found".
 //!
-//! So of twenty callers at once one creates and runs `onCreate`, and nineteen find the sandbox. Whoever
-//! only looks whether a sandbox exists may wait for as long as somebody else is expected to create it.
+//! So of twenty callers at once one creates and runs `onCreate`, and nineteen find the sandbox. A
+//! client that only checks whether a sandbox exists may wait for as long as another one is expected
+//! to create it.
 //!
 //! A create of a name that is taken is refused, as their service does, unless it
 //!
@@ -40,7 +42,8 @@ const AGAIN: Duration = Duration::from_secs(30);
 /// How many creates without a delivered answer are remembered for one name; the oldest is forgotten
 /// first.
 const MOST_UNHEARD: usize = 16;
-/// How many names are watched at the most: of one project, so that none takes the place of others, and of all.
+/// How many names are watched at most: of one project, so that none takes the place of others, and
+/// of all.
 const MOST_PER_PROJECT: usize = 1_000;
 const MOST: usize = 100_000;
 
@@ -181,7 +184,8 @@ impl Races {
 }
 
 impl CreateCaller {
-    /// The caller has its answer, and will not ask again. Whether it may be handed a sandbox that is there already.
+    /// The caller has its answer, and will not ask again. Returns whether it may get an existing
+    /// sandbox.
     pub(crate) fn answered(&mut self) -> bool {
         self.answered = true;
         self.joined

@@ -186,7 +186,7 @@ impl RequestedSettings {
     pub(crate) fn with_defaults(mut self, snapshots: Option<u64>) -> Self {
         let patch = &mut self.patch;
         patch.session_timeout.get_or_insert(Some(TIMEOUT));
-        // Sessions end by their time limit, never because nobody is there.
+        // Sessions end by their time limit, never because nobody is connected.
         patch.idle_timeout = Some(None);
         let persistent = *patch.persistent.get_or_insert(true);
         patch.snapshot_always = Some(true);

@@ -97,8 +97,9 @@ async fn run(
         return Err(VercelError::refused("`cmdId`: commands get their ids here."));
     }
     let mut exec = wanted(&within, &mut fields)?;
-    // One whose output is waited for is held back by whoever waits, like by a pipe's reader. Not one
-    // that is fed: clients send all of its input before they read, so it would stop both ways.
+    // A command whose output is waited for is held back by a slow client, like by a pipe's reader.
+    // Not one that is fed: clients send all of its input before they read, so it would stop both
+    // ways.
     exec.detach = !(wait && logs) || exec.stdin;
     crate::audit::program(&exec.argv);
     fields.end()?;

@@ -181,7 +181,8 @@ async fn make_dir(
     let files = open(&app, &within).await?;
     match files.make_dir(&path, None, recursive).await {
         Ok(()) => Ok(Json(json!({}))),
-        // The directory above it is missing, which clients tell from other failures by the code.
+        // The directory above it is missing, which clients distinguish from other failures by the
+        // code.
         Err(GuestError::Refused { kind: Failure::NotFound, .. }) => {
             let message = format!("{path}: No such file or directory");
             Err(VercelError::new(StatusCode::BAD_REQUEST, "path_not_found", message))
