@@ -1,4 +1,5 @@
-//! Garbage collection when manifests are missing or damaged: nothing goes, it is reported, and it goes on when they are back.
+//! Garbage collection when manifests are missing or damaged: nothing is removed, it is reported,
+//! and it continues when they are back.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
-//! What a session wrote is looked at before it is sealed, on the real driver: what is refused, what goes
-//! on, and what a decision does.
+//! What a session wrote is searched before it is sealed, on the real driver: what is refused, what
+//! continues, and what a decision does.
 
 use std::io::Write as _;
 use std::path::Path;

@@ -207,7 +207,7 @@ async fn a_sandbox_whose_snapshot_was_deleted_never_starts_from_something_else()
     assert!(gone(&named), "{named}");
     assert_eq!(engine.get(&project(), &name("app")).await.unwrap().sandbox.phase(), Phase::Stopped);
 
-    // What runs on it goes on, and leaves a snapshot of its own.
+    // A session that runs on it continues, and leaves a snapshot of its own.
     assert_eq!(sh(&engine, "fork", "cat /work/round").await.out, "1\n");
     let own = stop(&engine, "fork").await;
     assert_eq!(sh(&engine, "fork", "cat /work/round").await.out, "1\n", "and starts from that");

@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// A server that greets whoever is silent, and answers requests.
+/// A server that greets silent clients, and answers requests.
 struct Server {
     port: u16,
     _tasks: JoinSet<()>,
@@ -94,7 +94,7 @@ async fn journal(engine: &Engine) -> Vec<Connection> {
         .items
 }
 
-/// Waits, so long at the most, until something like this is on record.
+/// Waits, for a bounded time, until something like this is on record.
 async fn on_record(engine: &Engine, wanted: impl Fn(&Connection) -> bool) -> Connection {
     let mut last = Vec::new();
     for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! From nobody's machine to a sandbox's, over a link that breaks, to its end.
+//! From an unassigned machine to a sandbox's, over a link that breaks, to its end.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,8 @@ use tokio::net::UnixStream;
 
 use crate::microvm_guest::machine::{Files, PATIENCE, assemble, identity, renew};
 
-/// A machine's files with a small system on its only layer; nothing, and the reason said, where there can be none.
+/// A machine's files with a small system on its only layer; nothing, and the reason printed, where
+/// there can be none.
 pub(crate) fn files(test: &str) -> Option<Files> {
     let kernel = match microvm::kernel() {
         Ok(kernel) => kernel,
