@@ -287,7 +287,7 @@ pub async fn bring_up(driver: &dyn Driver, machine: &Machine) -> Guest {
     guest
 }
 
-/// Sees to it that what was written outlives the machine, as the engine does before it ends one.
+/// Makes sure that what was written outlives the machine, as the engine does before it ends one.
 ///
 /// # Panics
 ///
@@ -299,7 +299,7 @@ pub async fn wait_until_quiet(driver: &dyn Driver, guest: &Guest) {
     }
 }
 
-/// What a machine with a kernel of its own is told to be.
+/// The description that a machine with a kernel of its own gets.
 ///
 /// # Panics
 ///

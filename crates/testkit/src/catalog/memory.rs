@@ -252,7 +252,7 @@ impl Catalog for MemoryCatalog {
         self.disturb(sandbox).await?;
         let next = self.versions.next(sandbox).await?;
         for layer in layers {
-            // Layers are of this node, whoever has the records.
+            // Layers are of this node, whichever node has the records.
             self.store.write(layer, Durability::Synced).await?;
         }
         if let Some(snapshot) = snapshot {

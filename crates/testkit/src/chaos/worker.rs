@@ -44,7 +44,7 @@ impl Phase {
     }
 }
 
-/// What came of a request.
+/// The outcome of a request.
 pub(super) enum Answer<T> {
     Done(T),
     /// The server says that it did nothing.
@@ -146,7 +146,7 @@ impl Worker {
         self.model.snapshots.entry(snapshot.id).or_insert(kept);
     }
 
-    /// Sends a request, and notes what came of it.
+    /// Sends a request, and notes its outcome.
     async fn ask<T>(
         &mut self,
         phase: &Phase,
