@@ -29,7 +29,7 @@ pub enum Output {
     Stdout(Bytes),
     /// Bytes of standard error.
     Stderr(Bytes),
-    /// It printed so many bytes here that are not kept.
+    /// This many bytes were printed here that are not kept.
     Gap(u64),
     /// It ended. Always the last.
     Exited(Box<Terminated>),

@@ -66,7 +66,7 @@ impl Client {
         })
     }
 
-    /// Shows a run; with `wait`, once it waits for somebody or is over, or after so many seconds.
+    /// Shows a run; with `wait`, once it waits for somebody or is over, or after that many seconds.
     pub async fn run(&self, id: &str, wait: Option<u64>) -> Result<Run, Error> {
         let wait = wait.map(|seconds| seconds.to_string());
         self.transport.json(Call::get(Target::new(&["runs", id]).maybe("wait", wait))).await
@@ -130,7 +130,7 @@ impl Client {
         })
     }
 
-    /// Shows an approval; with `wait`, once it is answered, or after so many seconds.
+    /// Shows an approval; with `wait`, once it is answered, or after that many seconds.
     pub async fn approval(&self, id: &str, wait: Option<u64>) -> Result<Approval, Error> {
         let wait = wait.map(|seconds| seconds.to_string());
         self.transport.json(Call::get(Target::new(&["approvals", id]).maybe("wait", wait))).await

@@ -59,7 +59,7 @@ impl InsideAnswer {
     }
 }
 
-/// What the agent says to whoever asked.
+/// The agent's answer to the program that asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum AskReply {

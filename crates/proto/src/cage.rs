@@ -16,13 +16,14 @@ use serde::{Deserialize, Serialize};
 pub const VERSION: u32 = 1;
 /// The socket the agent listens on, in the machine's runtime directory.
 pub const SOCKET: &str = "agent.sock";
-/// Where the agent hands over its network device, in the same directory: whoever connects is sent one byte and,
-/// with it, the descriptor of the TUN device (raw IP packets, no header before them, not blocking).
+/// Where the agent hands over its network device, in the same directory: every peer that connects
+/// is sent one byte and, with it, the descriptor of the TUN device (raw IP packets, no header
+/// before them, not blocking).
 pub const NETWORK_SOCKET: &str = "net.sock";
 /// The step that fails when the host has no TUN devices.
 pub const TUN: &str = "open /dev/net/tun";
-/// The step that fails when the machine's own files are in the way of a [`Mount`]: whoever asked for
-/// it can choose another target.
+/// The step that fails when the machine's own files are in the way of a [`Mount`]: the user can
+/// choose another target.
 pub const MOUNT_POINT: &str = "use a mount point";
 /// The step that fails when the disk is too full for a machine to be able to write.
 pub const NO_ROOM: &str = "make room for what the machine writes";

@@ -40,7 +40,7 @@
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// How many Data bytes may be under way on a stream before Credit is needed.
 pub const WINDOW: usize = 256 << 10;
-/// How much Data one frame should carry at the most, so that streams take turns.
+/// How much Data one frame should carry at most, so that streams take turns.
 pub const CHUNK: usize = 64 << 10;
 /// The length of a frame's header.
 pub const HEADER: usize = 12;

@@ -146,7 +146,7 @@ pub struct VmmShown {
 pub struct VmmSocket {
     /// The number of its descriptor.
     pub fd: u32,
-    /// Where. What is there is removed before one is bound.
+    /// Where. An existing file is removed before one is bound.
     pub path: PathBuf,
 }
 

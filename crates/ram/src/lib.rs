@@ -216,7 +216,7 @@ fn tell(descriptor: c_int, address: u64) {
     for (place, digit) in text.iter_mut().enumerate() {
         *digit = b"0123456789abcdef"[(address >> (60 - 4 * place)) as usize & 15];
     }
-    // SAFETY: the bytes are there as long as the call takes.
+    // SAFETY: the bytes live as long as the call takes.
     let written = unsafe { libc::pwrite(descriptor, text.as_ptr().cast(), text.len(), 0) };
     if written != text.len() as isize {
         fail("the place of RAM cannot be told", errno());
@@ -239,7 +239,7 @@ pub(crate) fn fail(reason: &str, error: c_int) -> ! {
     }
     let parts: [&[u8]; 5] = [b"ram.so: ", reason.as_bytes(), b" (error ", &number[start..], b")\n"];
     for part in parts {
-        // SAFETY: the bytes are there as long as the call takes; where nobody listens nothing is lost.
+        // SAFETY: the bytes live as long as the call takes; where nobody listens nothing is lost.
         unsafe { libc::write(2, part.as_ptr().cast(), part.len()) };
     }
     // SAFETY: it does not return.

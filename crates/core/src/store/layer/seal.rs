@@ -180,7 +180,8 @@ impl Store {
     ) -> Result<(Option<Sealing>, Vec<Junk>)> {
         match self.get::<Layer>(id) {
             Ok(sealed) => {
-                // The daemon that sealed it may have died, or failed, before that was on stable storage.
+                // The daemon that sealed it may have died, or failed, before that was on stable
+                // storage.
                 self.sync_now()?;
                 return Ok((Some(Sealing::Sealed(sealed)), Vec::new()));
             }
