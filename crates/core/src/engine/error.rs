@@ -32,7 +32,7 @@ use crate::store::image::ImageError;
 /// What the engine answers.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A sandbox that is not there, and whether it can be had back.
+/// A missing sandbox, and whether it can be restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoSuch {
     /// What it was asked for as.

@@ -258,7 +258,7 @@ impl Engine {
         let runs = Runs::new(&lifecycle, &Approvals::new(&context, &tenancy));
         let gates: Arc<dyn MakesGates> = Arc::<Runs>::clone(&runs);
         let pins: Arc<dyn PinsSnapshots> = Arc::<Runs>::clone(&runs);
-        // Nobody else sets them.
+        // They are set only here.
         let _ = network.gates.set(Arc::downgrade(&gates));
         let _ = storage.snapshots.pins.set(Arc::downgrade(&pins));
         let shutdown = context.tasks.shutdown().drop_guard();

@@ -71,8 +71,8 @@ impl Engine {
         }
     }
 
-    /// A caller that left while its command was being started left it to nobody, and sent it no input: from now on it is followed.
-    /// Under its key nobody else starts it meanwhile.
+    /// Adopts a command whose caller left while it was being started: nobody follows it yet, and it
+    /// got no input. Under its key no other call starts it meanwhile.
     async fn follow_left(&self, sandbox: &Sandbox, id: &CommandId) -> Option<Arc<Tracked>> {
         let sessions = &self.parts.sessions;
         if sessions.tracked(&sandbox.id, id).is_some() {

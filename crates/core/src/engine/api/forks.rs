@@ -1,4 +1,4 @@
-//! Forks that come back: compare, promote, merge, rename.
+//! Comparing forks and bringing them back: compare, promote, merge, rename.
 
 use std::collections::{BTreeSet, HashMap};
 

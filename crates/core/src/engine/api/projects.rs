@@ -156,7 +156,8 @@ impl Engine {
         self.parts.tenancy.issue_port_token(caller, sandbox, port, expires)
     }
 
-    /// Whether a word is a key or a token of this server, good or not any more: nobody else has a use for it.
+    /// Whether a word is a key or a token of this server, valid or not any more: it must not be
+    /// sent elsewhere.
     #[must_use]
     pub fn is_credential(&self, word: &str) -> bool {
         self.parts.tenancy.is_credential(word)

@@ -50,8 +50,8 @@ impl Engine {
         self.parts.webhooks.update(project, id, change).await
     }
 
-    /// Gives a webhook another secret, the second answer. Deliveries are signed with the one before, too, unless it is to be
-    /// the `only` one.
+    /// Gives a webhook another secret, which is the second value. Deliveries are signed with the
+    /// one before, too, unless it is to be the `only` one.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The audit log: who did what, for those who have to know afterwards.
+//! The audit log: who did what.
 //!
 //! ```text
 //! fronts (server) ──record──┐
@@ -93,7 +93,7 @@ struct AnonymousBucket {
 #[derive(Debug)]
 enum AuditWork {
     Record(Box<AuditRecord>),
-    /// Everything that was sent before is to be on stable storage; the answer says whether it is.
+    /// Everything that was sent before is to be on stable storage; the answer is whether it is.
     Sync(oneshot::Sender<bool>),
 }
 
@@ -467,7 +467,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (log, _) = AuditLog::start(dir.path(), 1 << 30).unwrap();
         assert!(log.record_synced(record(0)).await);
-        // The next head is written to a pipe that nobody reads: opening it waits for ever.
+        // The next head is written to a pipe that nobody reads: opening it never returns.
         let pipe = log.audit.join("host/head.json.new");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         let most = QUEUE / 2;

@@ -55,7 +55,7 @@ const JUST_NOW: Duration = Duration::from_secs(1);
 const AT_LEAST: u64 = 8 << 20;
 /// How long the agent may take to report the end of a process that was ended.
 const HEARD: Duration = Duration::from_millis(250);
-/// What a session may add to a drive that is full: to be mounted, and to have files removed, takes a little.
+/// What a session may add to a full drive: mounting it, and removing files, takes a little.
 const TO_CLEAN_UP: u64 = 1 << 20;
 
 /// A limit, and how much of it is used.
@@ -455,8 +455,8 @@ impl DiskLimits {
         }
     }
 
-    /// Ends the processes of a sandbox that fill the disk, or all of its commands. Not waited for: its agent may not answer, and
-    /// the next sandbox is to be looked at.
+    /// Ends the processes of a sandbox that fill the disk, or all of its commands. It is not waited
+    /// for: its agent may not answer, and the next sandbox must be checked.
     fn end_writers(
         self: &Arc<Self>,
         sessions: &Weak<dyn EndsSessions>,

@@ -1,4 +1,4 @@
-//! What keeps the host's reserve: sandboxes that fill its disk are stopped from writing.
+//! Keeps the host's reserve free: holds back the writes of sandboxes that fill its disk.
 //!
 //! ```text
 //! calm ──free space falls so fast, or is so little, that the reserve is next──> short
@@ -171,7 +171,8 @@ impl DiskLimits {
                     this.context.events.writes_held(&sandbox);
                 }
                 Err(error) => {
-                    // Of several disks some may be held, or all if only the answer was lost: nobody else would let them go.
+                    // Of several disks some may be held, or all if only the answer was lost:
+                    // nothing else would release them.
                     let _ = disk.limit_writes(&live.key, WriteLimit::None).await;
                     drop(changing);
                     let times = live.writes.failed();

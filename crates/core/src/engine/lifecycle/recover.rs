@@ -27,7 +27,7 @@
 //!
 //! Nothing is collected as garbage until all of them are done.
 //!
-//! Drives follow their sandboxes; one that is attached to a session nobody knows is freed last.
+//! Drives follow their sandboxes; one that is attached to an unknown session is freed last.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -337,9 +337,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Ends what is left of a session. What is on the disks of a machine takes a boot to have: that
-    /// does not delay the recovery of the others, and callers that need this sandbox wait for its
-    /// turn.
+    /// Ends what is left of a session. Exporting a machine's disks takes a boot: that does not
+    /// delay the recovery of the others, and callers that need this sandbox wait for its turn.
     async fn finish_session_end(
         self: &Arc<Self>,
         recovering: Recovering,

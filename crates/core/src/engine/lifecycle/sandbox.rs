@@ -1,4 +1,4 @@
-//! What callers ask of a sandbox as a whole: create, get, list, start, stop, update, delete, fork,
+//! Requests about a sandbox as a whole: create, get, list, start, stop, update, delete, fork,
 //! checkpoint, roll back.
 
 use std::sync::Arc;
@@ -49,8 +49,8 @@ impl Lifecycle {
 
     /// The sandbox as it is now, in its turn.
     ///
-    /// In a turn nothing else is under way, so a record that says so without a machine is what a
-    /// failure left that could not even be written down: it is `failed`, and continues from there.
+    /// In a turn no other operation is in progress, so a record with one but without a machine is
+    /// left from a failure that could not be recorded: it is `failed`, and continues from there.
     pub(in crate::engine) async fn reread(
         &self,
         slot: &Slot,

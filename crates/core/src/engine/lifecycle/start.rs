@@ -304,7 +304,7 @@ impl Lifecycle {
         if let Err(error) = self.records.keep_session(&session).await {
             tracing::warn!(session = %session.id, error = error_chain(&error), "the end of a session is not written to disk yet");
         }
-        // Only what no record names any more is taken away.
+        // Only what no record references any more is removed.
         let unnamed = gone && changed.is_ok();
         self.record_outcome(&mut sandbox, unnamed.then_some(held)).await;
         match error.kind() {

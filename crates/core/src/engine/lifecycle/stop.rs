@@ -479,7 +479,8 @@ impl Lifecycle {
             kind: LayerKind::Session,
             ..SealOptions::default()
         };
-        // One that is not there is lost, not empty: an empty one stays until no record names it.
+        // A missing layer is data loss; never treat it as empty: an empty one stays until no record
+        // references it.
         let rules = junk_warned_of(sandbox)?;
         let (sealing, junk) = self.store.prepare_seal(layer, &options, rules).await?;
         findings.extend(junk.iter().take(20).map(|junk| junk_finding(junk, None)));

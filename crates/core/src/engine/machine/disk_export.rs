@@ -37,7 +37,7 @@ use crate::guest::{Guest, GuestError, Incoming};
 use crate::model::{LayerId, MemoryLayer, MountMode, Sandbox};
 use crate::store::{StoreError, export_limit};
 
-/// How long an agent that hands over may say nothing.
+/// How long an exporting agent may send nothing.
 const SILENCE: Duration = Duration::from_secs(60);
 /// How long it may be waited for in all, before anything has come.
 const BEFORE: Duration = Duration::from_secs(120);
@@ -45,7 +45,8 @@ const BEFORE: Duration = Duration::from_secs(120);
 const PER_SECOND: u64 = 64 << 10;
 
 impl Machines {
-    /// What is on disks and is to be kept: the part's number and its layer. Of a session that was to be discarded, nothing is.
+    /// What is on disks and is to be kept: the part's number and its layer. Nothing, if the session
+    /// was to be discarded.
     pub(in crate::engine) fn on_disks(
         &self,
         sandbox: &Sandbox,
@@ -167,7 +168,7 @@ fn only(machine: Machine, parts: &[(u32, LayerId)], scratch: &Path) -> Machine {
     Machine { root, mounts, ..machine }
 }
 
-/// What an agent hands over, to be read. It ends where the agent says so and nowhere else.
+/// An agent's export, to be read. It ends only where the agent marks its end.
 struct Export {
     pieces: mpsc::Receiver<io::Result<Bytes>>,
     rest: Bytes,

@@ -202,7 +202,7 @@ impl Machines {
         Ok(())
     }
 
-    /// What a machine is to be.
+    /// The description of a machine for its agent.
     pub(in crate::engine) async fn assembly(
         &self,
         disk: &dyn OwnDisk,
@@ -231,7 +231,7 @@ pub(in crate::engine) fn identity(machine: &Machine) -> Identity {
     Identity { hostname: machine.hostname.clone(), mac: mac_of(&machine.key) }
 }
 
-/// The time, and randomness that nobody else has.
+/// The time, and fresh randomness.
 pub(in crate::engine) fn moment() -> Moment {
     let mut entropy = zeroize::Zeroizing::new([0u8; 64]);
     // The kernel's random source does not fail once the machine is up.

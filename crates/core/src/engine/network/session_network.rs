@@ -86,7 +86,7 @@ const SYSTEM_BUNDLES: [&str; 4] = [
 /// The most that is read of it.
 const BUNDLE_LIMIT: u64 = 8 << 20;
 const AUTHORITY: &str = "the sandbox's certificate authority";
-/// How long it may take to have the authority trusted inside a sandbox that runs.
+/// How long making a running sandbox trust the authority may take.
 const TRUST_WITHIN: Duration = Duration::from_secs(10);
 /// The same in one that starts, or is adopted. An agent that sends a byte now and then would hold its turn for ever.
 const TRUST_AT_START: Duration = Duration::from_secs(60);
@@ -246,8 +246,8 @@ impl Network {
         join_all(opened.iter().map(|(live, trust)| self.try_to_establish_trust(live, trust))).await;
     }
 
-    /// Puts rules in force, at once. They are made while nobody else can put others there, so that the last to come
-    /// has the last word. Answers with the authority if it must be trusted.
+    /// Puts rules in force, at once. They are made under a lock, so that the last call decides.
+    /// Returns the authority if it must be trusted.
     fn put_in_force(&self, live: &Arc<RunningSandbox>) -> Option<Arc<Trust>> {
         let sandbox = live.sandbox();
         let connected = live.network.lock();

@@ -1,4 +1,4 @@
-//! The event feed: what happened, for those who watch.
+//! The event feed: what happened, for subscribers.
 //!
 //! ```text
 //! record saved ──catalog watches──> EventFeed::emit ──queue──> one task ──> store/event_journal.rs (journal on disk)

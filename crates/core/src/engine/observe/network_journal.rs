@@ -32,7 +32,7 @@ const SANDBOX_BYTES: u64 = 64 << 20;
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
 /// How many lines may wait to be written.
 const QUEUE: usize = 4096;
-/// A line that is longer is none of ours.
+/// A longer line is not from this journal.
 const LONGEST: u64 = 64 << 10;
 
 /// The journal of one session, being written. What is in its queue when it is dropped is still written.

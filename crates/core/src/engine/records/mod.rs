@@ -116,7 +116,7 @@ impl Session {
 pub(in crate::engine) struct Unrecorded {
     /// What the sandbox is; absent when something later is on record.
     pub(in crate::engine) sandbox: Option<Sandbox>,
-    /// What it held, which is taken away when no record names it.
+    /// What it held, which is removed when no record references it.
     pub(in crate::engine) held: Option<Sandbox>,
 }
 

@@ -1,4 +1,5 @@
-//! What could name layers and was not read, and which layers stay because of it (`snapshots/evidence.rs` looks for it).
+//! Files that could reference layers and could not be read, and the layers that stay because of
+//! them (`snapshots/evidence.rs` looks for them).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -7,7 +8,7 @@ use parking_lot::Mutex;
 use crate::engine::context::damage::DamageKind;
 use crate::model::{DriveId, SandboxId, SnapshotId};
 
-/// What is known to be unknown.
+/// The files that could not be read.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Doubts(pub(in crate::engine) Mutex<DoubtState>);
 

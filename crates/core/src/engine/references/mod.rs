@@ -1,4 +1,4 @@
-//! Which layers are named or held, what they cost, and whether one may be discarded.
+//! Which layers are referenced or held, what they cost, and whether one may be discarded.
 //!
 //! The reference counts are kept in memory, filled at start-up and changed with every manifest.
 //! Code that is about to reference a layer has a [`LayerHold`](crate::store::LayerHold) on it from
@@ -170,7 +170,7 @@ impl References {
                     self.context.clear_damage(DamageKind::Missing, &format!("layers/{id}"));
                     self.count_layer(&layer);
                 }
-                // It costs what stands on it, and nothing else.
+                // The damage costs what stands on it, and nothing else.
                 Err(error) => self.context.report_damage(
                     DamageKind::Missing,
                     format!("layers/{id}"),

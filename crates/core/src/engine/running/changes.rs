@@ -317,7 +317,7 @@ impl ChangeTracking {
         state.open.values_mut().for_each(|open| open.inexact = true);
     }
 
-    /// Whether the next command would not have an exact record for want of a look.
+    /// Whether the next command would lack an exact record without a look.
     pub(in crate::engine) fn wants_look(&self) -> bool {
         let state = self.state.lock();
         !state.names.are_known()

@@ -41,7 +41,7 @@ pub(in crate::engine) struct Input {
 enum Now {
     /// The command is not attached to, or not yet.
     Detached,
-    /// The command sleeps with its machine, for as long as nobody wakes it.
+    /// The command is paused with its machine, until the machine is resumed.
     SleepingCommands,
     /// To the connection the command is followed on.
     Attached(Arc<Stdin>),
@@ -99,7 +99,8 @@ impl Input {
     }
 
     /// Where input goes; `None` when the command is over. Waits for a command that is not attached to,
-    /// or whose connection `lost` has to be replaced, until its agent should have answered; for one that sleeps, until it wakes.
+    /// or whose connection `lost` has to be replaced, until its agent should have answered; for a
+    /// paused one, until it resumes.
     async fn now(&self, lost: Option<&Arc<Stdin>>) -> Result<Option<Arc<Stdin>>> {
         self.uses.fetch_add(1, Ordering::SeqCst);
         let mut changes = self.now.subscribe();

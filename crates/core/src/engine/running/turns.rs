@@ -1,4 +1,4 @@
-//! One piece of work at a time per sandbox.
+//! Turns: one operation at a time per sandbox.
 //!
 //! A [`Slot`] exists for every sandbox that is alive or being worked on. [`Turns::turn`] runs a piece
 //! of work when all that was asked for before it has ended, in a task of its own: a caller that
@@ -48,7 +48,7 @@ impl Drop for Recovering {
 }
 
 impl Slot {
-    /// Takes the first turn after a restart. Nobody else can have it yet.
+    /// Takes the first turn after a restart. No other caller can have it yet.
     pub(in crate::engine) async fn recover(self: &Arc<Self>) -> Recovering {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         self.recovering.send_replace(true);

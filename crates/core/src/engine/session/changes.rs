@@ -1,4 +1,4 @@
-//! What each command changed.
+//! Which files each command changed.
 //!
 //! ```text
 //! command starts ── waits a moment for a look that is under way
@@ -197,8 +197,9 @@ impl Sessions {
         hold.layers(chain).await;
         hold.layers(std::slice::from_ref(layer)).await;
         let seal = live.seal.flag();
-        // The look comes to every name, so it measures the open layer for its seal on the way. A machine that has just ended says
-        // nothing of its processes; what the look found is true all the same.
+        // The look comes to every name, so it measures the open layer for its seal on the way. A
+        // machine that has just ended does not report its processes; what the look found is true
+        // all the same.
         let sandbox = live.sandbox();
         let open = relayer.filter(|_| sandbox.open_layer() == Some(layer));
         let uses = match open {

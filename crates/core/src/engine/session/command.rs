@@ -299,7 +299,7 @@ impl Sessions {
                 return Err(error.into());
             }
             Err(error) => {
-                // Nobody knows whether it runs. Its tracker finds out when the agent answers.
+                // It is unknown whether it runs. Its tracker finds out when the agent answers.
                 tracing::warn!(command = %record.id, %error, "the agent did not say whether a command was started; it will be asked again");
                 let hold = service.is_none().then_some(hold);
                 let tracked = self.adopt_held(live, record, hold).await;

@@ -1,9 +1,10 @@
 //! Retention of command records and logs.
 //!
-//! A log may have 64 MiB, and an agent runs thousands of commands: kept for ever they fill the disk and appear nowhere. So a
-//! sandbox keeps a bounded number of records and bytes ([`CommandRetention`]). When it has more,
-//! those that ended first go, a tenth of the bound at a time, record and log together. A command
-//! that runs always stays, and so does the one that ended last.
+//! A log may have 64 MiB, and an agent runs thousands of commands: without a limit they fill the
+//! disk and appear nowhere. So a sandbox keeps a bounded number of records and bytes
+//! ([`CommandRetention`]). When it has more, those that ended first go, a tenth of the bound at a
+//! time, record and log together. A command that runs always stays, and so does the one that ended
+//! last.
 //!
 //! The logs of commands that run share a bound of their own ([`LogBudget`]).
 //!

@@ -2,10 +2,10 @@
 //!
 //! Every command has one task here, its *tracker*: it takes output from the agent, appends it to the
 //! log, hands it to the caller who started the command and waits for the result, and only then
-//! credits the agent. So what was credited is on disk, and a daemon that comes back attaches from
-//! where the log ends. The caller who started a command is waited for, like a pipe's reader would
-//! be; everybody else reads the log and never slows the command down. Two things do not wait for a
-//! slow caller: the command's timeout and the end of its session. Then the caller is left behind and
+//! credits the agent. So what was credited is on disk, and a restarted daemon attaches from where
+//! the log ends. The caller who started a command is waited for, like a pipe's reader would be;
+//! everybody else reads the log and never slows the command down. Two things do not wait for a slow
+//! caller: the command's timeout and the end of its session. Then the caller is left behind and
 //! finds the rest in the log.
 //!
 //! *A connection that is lost costs no command.* The tracker attaches again, as often as it takes, until
@@ -14,7 +14,7 @@
 //! the same way: whether it runs is found out when the agent answers.
 //!
 //! Secrets that the session was given are masked on the way ([`Masker`]). What is held back meanwhile
-//! is neither in the log nor credited, so a daemon that comes back gets it again.
+//! is neither in the log nor credited, so a restarted daemon gets it again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

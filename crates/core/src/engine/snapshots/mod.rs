@@ -120,7 +120,7 @@ pub(in crate::engine) struct Collector {
     snapshots: Arc<Snapshots>,
     drives: Arc<Drives>,
     trash: Arc<Trash>,
-    /// One collection at a time. Nobody else takes it.
+    /// One collection at a time. Nothing else takes this lock.
     collecting: tokio::sync::Mutex<()>,
     /// A collection was asked for and has not begun.
     collect_asked: AtomicBool,

@@ -1,4 +1,4 @@
-//! The seal guard: what a session wrote is looked at before it is sealed.
+//! The seal guard: inspects what a session wrote before it is sealed.
 //!
 //! ```text
 //! asked for    look while it runs ── block ──> refused, the session goes on

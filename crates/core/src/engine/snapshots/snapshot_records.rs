@@ -44,7 +44,7 @@ fn place(snapshot: &Snapshot) -> SnapshotOrder {
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Retained(
     parking_lot::Mutex<HashMap<SandboxId, Retention>>,
-    /// Sandboxes that have snapshots which are kept for a review, and are to be looked at again.
+    /// Sandboxes with snapshots that are kept for a review, which are to be checked again.
     parking_lot::Mutex<HashSet<SandboxId>>,
 );
 

@@ -1,4 +1,4 @@
-//! Secrets of projects, and what becomes of them in sessions.
+//! Secrets of projects, and how sessions get them.
 //!
 //! Records lie on disk with their values sealed, and are held in memory as they lie there. A value is
 //! revealed where it is needed and forgotten right after: for a command that is given it, for the network
@@ -257,7 +257,7 @@ impl Secrets {
     async fn given_in(&self, project: &Name) -> Result<BTreeSet<(SecretName, u64)>> {
         let mut given = BTreeSet::new();
         let all = self.db.sandboxes(Some(project), &Filter::default(), &Page::all()).await?.items;
-        // What sleeps with its memory has what it was given in there.
+        // Paused memory contains the secrets that it was given.
         let has =
             |sandbox: &Sandbox| sandbox.open_layer().is_some() || sandbox.phase() == Phase::Paused;
         for sandbox in all.into_iter().filter(has) {
@@ -352,7 +352,8 @@ impl Secrets {
         self.reveal_secret(&secret, secret.version())
     }
 
-    /// What stands for a secret in a sandbox: the same in each of its sessions, another in a fork.
+    /// The placeholder of a secret in a sandbox: the same in each of its sessions, another in a
+    /// fork.
     fn placeholder(&self, sandbox: &Sandbox, name: &SecretName, value: &str) -> Result<String> {
         let length = value.len().max(PLACEHOLDER);
         let mut text = String::from("skp");

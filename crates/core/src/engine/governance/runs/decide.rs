@@ -177,7 +177,7 @@ impl Runs {
         Ok(promoted)
     }
 
-    /// Whether a daemon before this one did it, and died before it could say so.
+    /// Whether an earlier daemon did it, and died before it was recorded.
     async fn was_brought_back(&self, run: &Run, fork: &Sandbox, how: AcceptRule) -> Result<bool> {
         let Some(from) = &fork.forked_from else { return Ok(false) };
         let decided = run.decision.as_ref().map(|decision| decision.at);

@@ -1,4 +1,4 @@
-//! Carries out what is pending of a run, one effect after the other.
+//! Carries out the pending effects of a run, one after the other.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -275,7 +275,7 @@ impl Runs {
         if let Ok(mut sandbox) = self.sandbox_of(run).await {
             let alive = run.attempts.iter().any(|attempt| attempt.ended_at.is_none());
             if alive && !run.own && sandbox.phase() == Phase::Paused {
-                // What sleeps in it is to end, too.
+                // Paused commands in it are to end, too.
                 self.lifecycle.awake(&run.project, &sandbox.name, &WakeMode::Wake).await?;
             }
             for attempt in run.attempts.iter().filter(|attempt| attempt.ended_at.is_none()) {

@@ -1,4 +1,5 @@
-//! What of runs is in memory: all of one that is not over, the rest without long texts; and the snapshots that a review needs.
+//! The part of the runs that is held in memory: unfinished ones completely, the others without long
+//! texts; and the snapshots that a review needs.
 
 use std::collections::HashMap;
 
@@ -90,7 +91,7 @@ impl ReviewPins {
 }
 
 impl Kept {
-    /// What is to be held in memory of a run, which is on disk as it is.
+    /// Returns what is held in memory of a run; the one on disk is complete.
     pub(super) fn enter(&self, run: Run) -> Run {
         let over = run.status().is_final() && run.pending.is_none();
         let pinned = run.first.iter().chain(&run.last).filter(|_| !over);

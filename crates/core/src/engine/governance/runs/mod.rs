@@ -464,7 +464,7 @@ fn ends_of(project: &Name) -> std::ops::RangeInclusive<RunKey> {
     end("0")..=end("z")
 }
 
-/// Ends a run before its work is done. What it left is to be stopped.
+/// Ends a run before its work is done. Its sandbox is to be stopped.
 fn give_up(run: &mut Run, change: RunChange, why: String, at: Timestamp) -> Result<()> {
     let was_queued = run.status() == RunStatus::Queued;
     let what = "it is not queued or under way any more";

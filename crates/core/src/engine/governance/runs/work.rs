@@ -2,7 +2,8 @@
 //! heartbeats.
 //!
 //! An attempt is on disk with the id of its command and the session it is to run in before the command is started. So
-//! a daemon that comes back knows whether to start it, to follow it or to give it up: see `docs/formats/runs.md`.
+//! a restarted daemon knows whether to start it, to follow it or to give it up: see
+//! `docs/formats/runs.md`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Limits how many comparisons a project may have under way, so that none keeps the others waiting.
+//! Limits how many comparisons a project may have in progress, so that none delays the others.
 //!
 //! A comparison reads files as fast as it can and is over soon: one per project, and few altogether
 //! (the store limits them). A patch is sent as fast as its reader takes it, and that may be slow:

@@ -1,4 +1,4 @@
-//! Chosen files of a fork get into a drive.
+//! Puts chosen files of a fork into a drive.
 //!
 //! ```text
 //! fork captured  →  its changes since its base, onto the drive's layers: a new layer  →  guard

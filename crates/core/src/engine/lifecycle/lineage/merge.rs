@@ -267,7 +267,7 @@ impl Lifecycle {
         all: bool,
     ) -> Result<Snapshot> {
         self.references.count_layer(layer);
-        // Refused, it is a layer that nobody names, which is collected.
+        // If it is refused, it is an unreferenced layer, which is collected.
         let sessions = self.sessions_of(source, theirs.snapshot.as_ref(), Some(&target.id)).await?;
         let new = std::slice::from_ref(&layer.id);
         self.storage.guard.guard_taken(target, &source.name, &sessions, new, None).await?;

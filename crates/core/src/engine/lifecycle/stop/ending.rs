@@ -1,4 +1,4 @@
-//! How a session ends, and what is wanted of the snapshot that comes of it.
+//! How a session ends, and the options of the snapshot that is taken then.
 
 use crate::model::{Ending, Expiry, Finding, Method, Sandbox, SessionEnd, Snapshot, SnapshotKind};
 

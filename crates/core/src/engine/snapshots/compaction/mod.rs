@@ -16,8 +16,8 @@
 //!   ever longer than `chain_bound` and one, which every supported kernel can mount.
 //! - *A session under way* stands on the layers it was mounted with. Which of them were made one since is remembered
 //!   ([`Chains`]): the next checkpoint that exchanges the root mounts the shorter chain, and snapshots name it.
-//! - *A daemon that dies* over it leaves a layer that nobody names. What was remembered is lost with it, and
-//!   chains grow until one of the bounds is met again.
+//! - *A crash of the daemon* during it leaves an unreferenced layer. What was remembered is lost
+//!   with it, and chains grow until one of the bounds is met again.
 
 pub(in crate::engine) mod memory;
 

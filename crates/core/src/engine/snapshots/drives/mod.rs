@@ -1,7 +1,7 @@
 //! Drives: volumes that outlive sandboxes are created, found, listed, forked, deleted.
 //!
 //! A drive is a name and a chain of sealed layers, so all of this costs the same however much it
-//! holds. How a session comes to have one is in `mounts.rs`.
+//! holds. `mounts.rs` attaches them to sessions.
 
 mod mounts;
 
@@ -29,7 +29,7 @@ pub struct CreateDrive {
 }
 
 impl Drive {
-    /// Why nothing can be had of it yet.
+    /// Why it has no content yet.
     pub(in crate::engine) fn not_initialised(self) -> Error {
         let writer = self.attached.map(|attached| attached.name);
         Error::DriveNotInitialised { drive: self.name, writer }

@@ -52,7 +52,7 @@ pub(in crate::engine::snapshots) struct Inspection<'a> {
 }
 
 impl Inspection<'_> {
-    /// Whether anything is to be done before a layer is sealed.
+    /// Whether the guard has anything to do before a layer is sealed.
     pub(super) fn is_needed(&self) -> bool {
         let by_hand = self.sandbox.config.guard.junk == OnJunk::PromoteOrDrop;
         self.needles.is_some() || by_hand || !self.sandbox.decision().drop.is_empty()
