@@ -80,7 +80,8 @@ impl<K: Eq + Hash> Drop for Claim<K> {
     fn drop(&mut self) {
         let mut locks = self.locks.lock();
         drop(self.lock.take());
-        // New claims are made under the same lock of the map: one reference means that nobody else has one.
+        // New claims are made under the same lock of the map: one reference means that no other
+        // caller has one.
         if locks.get(&self.key).is_some_and(|lock| Arc::strong_count(lock) == 1) {
             locks.remove(&self.key);
         }

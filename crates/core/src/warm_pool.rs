@@ -1,4 +1,4 @@
-//! A warm pool: things that take long to make are made before somebody needs them.
+//! A warm pool: items that take long to make are made before they are needed.
 //!
 //! ```text
 //! restock ──> wanted ──> being made ──> ready ──take──> the caller's

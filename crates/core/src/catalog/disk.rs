@@ -2,7 +2,8 @@
 //!
 //! Every save writes the manifest first and the index after it. A daemon that dies in between leaves an
 //! index that is behind, and the next [`open`](Catalog::open) brings it up to date. Revisions are part of
-//! the manifests and compared in memory: the data directory is locked, so nobody else writes to it.
+//! the manifests and compared in memory: the data directory is locked, so no other process writes
+//! to it.
 
 use std::sync::{Arc, Weak};
 

@@ -85,7 +85,7 @@ pub enum Record<'a> {
     Project(&'a Project),
 }
 
-/// What names a [`Record`] that is to be deleted.
+/// Identifies a [`Record`] that is to be deleted.
 #[derive(Debug, Clone, Copy)]
 pub enum RecordKey<'a> {
     /// A command that never ran. Its log is not touched.
@@ -125,8 +125,8 @@ pub enum SnapshotDrop {
 /// # Terms
 ///
 /// - *Record*: the document of a sandbox, a session, a command, a snapshot, a drive or a project.
-/// - *Revision* ([`Sandbox::revision`]): counts the saved versions of a sandbox's record. The catalog
-///   writes it, nobody else does. Records of other kinds have none.
+/// - *Revision* ([`Sandbox::revision`]): counts the saved versions of a sandbox's record. Only the
+///   catalog writes it. Records of other kinds have none.
 /// - *Owner* ([`Sandbox::owner`]): the node that runs the sandbox, with an *epoch* that grows each time
 ///   the sandbox changes hands. Absent in a catalog that belongs to one node. The *lease* of a node,
 ///   which says until when it may act as an owner, is kept once per node, not in records.

@@ -32,7 +32,8 @@ impl Versions {
         self.0.lock().remove(id);
     }
 
-    /// Waits until nobody else saves this sandbox, and compares the revision that is expected.
+    /// Waits until no other caller saves this sandbox, and compares its revision with the expected
+    /// one.
     ///
     /// # Errors
     ///

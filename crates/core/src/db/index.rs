@@ -302,7 +302,7 @@ impl Db for Index {
     }
 
     async fn close(&self) {
-        // Somebody who never comes back must not keep the daemon from ending.
+        // A call that never returns must not keep the daemon from ending.
         let closing = async {
             self.inner.current.write().await.close(&self.inner.file).await;
             // One that waited for this finds the index closed, and ends.

@@ -55,7 +55,7 @@ impl Follower {
         Self(sender)
     }
 
-    /// Adds to what is to be done.
+    /// Adds to the queue.
     async fn push(&self, work: impl Future<Output = DbResult<()>> + Send + 'static) {
         let work = Box::pin(async move {
             if let Err(error) = in_time(work).await {

@@ -98,9 +98,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What a machine uses at this moment; zeros when it is absent.
     async fn load(&self, key: &MachineKey) -> DriverResult<MachineLoad>;
 
-    /// How many of a machine's processes the kernel has killed for want of memory, where the host
-    /// can know: 0 for a machine with a kernel of its own, whose agent reports it. Reads one file
-    /// that never waits for a disk.
+    /// How many of a machine's processes the kernel has killed out of memory, where the host can
+    /// know: 0 for a machine with a kernel of its own, whose agent reports it. Reads one file that
+    /// never waits for a disk.
     fn oom_kills(&self, _key: &MachineKey) -> u64 {
         0
     }
@@ -250,7 +250,7 @@ pub struct MachineUsage {
     pub cpu: Duration,
     /// The most memory at one time.
     pub memory_peak: Size,
-    /// How often the kernel killed one of its processes for want of memory.
+    /// How often the kernel killed one of its processes out of memory.
     pub oom_kills: u64,
 }
 

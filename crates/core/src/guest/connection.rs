@@ -176,7 +176,7 @@ impl AgentConnection {
         }
         drop(state);
         // Any holder of a part of it would keep it open, and a port has room for one connection
-        // only: the next would wait behind this one for ever.
+        // only: the next would wait behind this one without end.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         self.lost.cancel();
         self.room.notify_waiters();

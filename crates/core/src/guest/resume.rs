@@ -1,9 +1,9 @@
 //! Connecting to the agent of a machine that was resumed from captured memory.
 //!
-//! A machine that was just restored is slow to answer, most of all where it is emulated: nothing it does has been translated yet, and it
-//! does much else first. So it does not get one request after the other. Everything it needs to
-//! know and to answer lies in its serial port before it resumes, all in one piece
-//! ([`ResumeHandshake`]), and is found there with the first look.
+//! A machine that was just restored is slow to answer, especially where it is emulated: nothing it
+//! does has been translated yet, and it does much else first. So it does not get one request after
+//! the other. Everything it needs to know and to answer lies in its serial port before it resumes,
+//! all in one piece ([`ResumeHandshake`]), and is found there with the first look.
 
 use std::os::unix::net::UnixStream as Line;
 use std::path::Path;
@@ -26,7 +26,7 @@ use super::{Deadlines, Guest, GuestError, HELLO, greeted};
 #[derive(Debug)]
 pub struct ResumeHandshake {
     nonce: Nonce,
-    /// It holds randomness that nobody else is to know.
+    /// It holds randomness that must stay secret.
     bytes: Zeroizing<Vec<u8>>,
     renews: bool,
 }

@@ -1,4 +1,4 @@
-//! The life of one sandbox, as a pure function.
+//! The lifecycle of a sandbox, as a pure function.
 //!
 //! ```text
 //! Stopped, Failed --Start--> Starting --Up--> Running
@@ -100,7 +100,7 @@ pub enum LifecycleReport {
     Broke,
     /// The machine ended by itself, or a daemon died over a start.
     Died,
-    /// Nothing is under way and there is no machine, although the record says so.
+    /// The record has an operation in progress, but none is, and there is no machine.
     Lost,
     /// The files of its last session are lost, and a rollback continues without them.
     GivenUp,

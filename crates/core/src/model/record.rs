@@ -261,7 +261,7 @@ pub struct Usage {
     pub network_in: u64,
     /// Bytes sent outside.
     pub network_out: u64,
-    /// Processes that the kernel killed for want of memory.
+    /// Processes that the kernel killed out of memory.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub oom_kills: u64,
 }
@@ -342,7 +342,7 @@ pub struct Command {
     /// The most that was used of it, if that is known: bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<u64>,
-    /// How many processes of its session the kernel had killed for want of memory when it was started.
+    /// How many processes of its session the kernel had killed out of memory when it was started.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub oom_kills_before: u64,
     /// When it began.
@@ -362,7 +362,7 @@ pub struct Command {
     /// For how long its machine was paused, or lay in a snapshot, while it was alive.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub slept_ms: u64,
-    /// What it was before the memory it lives in became this sandbox's, or was gone back to.
+    /// The command it was before its memory became this sandbox's, or was rolled back to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carried: Option<Carried>,
     /// Who started it: the id of an API key, or `service`, `hook`. Absent in records of earlier versions.

@@ -215,13 +215,13 @@ pub struct Patch {
     pub services: Option<Vec<Service>>,
     /// Services to add, or to replace by name; the others stay.
     pub set_services: Vec<Service>,
-    /// Services to take away.
+    /// Services to remove.
     pub drop_services: Vec<Name>,
     pub network: Option<Option<Policy>>,
     pub guard: GuardPatch,
     pub secrets: Option<Vec<SecretUse>>,
     pub approvals: Option<Option<ApprovalPolicy>>,
-    /// Notes to make, and with `None` to take away; the others stay.
+    /// Notes to set, and with `None` to remove; the others stay.
     pub notes: BTreeMap<String, Option<String>>,
     /// Whether the running session stays as it is: the patch is for later ones.
     pub next_session: bool,

@@ -12,7 +12,7 @@ use super::sockets::NoSocket;
 use super::stack::Stream;
 use crate::model::Protocol;
 
-/// What is to be done about a connection that a sandbox wants to open.
+/// The decision about a connection that a sandbox wants to open.
 #[derive(Debug, Clone)]
 pub(super) enum OpenDecision {
     /// It is reset.

@@ -1,4 +1,4 @@
-//! What somebody has to approve before it happens: the first contact with a host, the use of a secret.
+//! Effects that need an approval first: the first contact with a host, the use of a secret.
 //!
 //! This layer holds flows and requests and knows nobody who could answer. The engine hands in a [`Gate`] per session. It is
 //! asked after the rules: what these refuse is never asked for.

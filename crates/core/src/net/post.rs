@@ -34,7 +34,7 @@ pub struct PostTarget {
     secure: bool,
     host: String,
     port: u16,
-    /// What stands in `Host`.
+    /// The value of `Host`.
     authority: String,
     path: String,
 }
@@ -342,7 +342,7 @@ mod tests {
                 heads.push(String::from_utf8_lossy(&head[..length]).into_owned());
                 stream.write_all(answer).await.unwrap();
             }
-            // One that says nothing, and one that never ends its head.
+            // One that sends nothing, and one that never ends its head.
             let (_silent, _) = listener.accept().await.unwrap();
             let (mut endless, _) = listener.accept().await.unwrap();
             let _ = endless.write_all(b"HTTP/1.1 200 OK\r\n").await;

@@ -160,7 +160,7 @@ pub(super) fn upstream(
     let ips = |ips: &[&str]| ips.iter().map(|ip| ip.parse::<IpAddr>().unwrap()).collect();
     let hosts: BTreeMap<_, _> =
         hosts.iter().map(|(name, list)| ((*name).to_owned(), ips(list))).collect();
-    // A server that is not there, rather than the host's own: tests ask nobody else.
+    // A server that does not exist, instead of the host's own: tests query no other.
     let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
     let settings = UpstreamSettings {
         except: except.iter().map(|rule| rule.parse().unwrap()).collect(),

@@ -209,7 +209,7 @@ impl Upstream {
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "nobody answered"))??;
         stream.set_nodelay(true)?;
-        // Who is gone without a word would otherwise be waited for, for ever.
+        // A peer that vanished without closing would otherwise be waited for without end.
         let keepalive = TcpKeepalive::new().with_time(ASK_AFTER).with_interval(ASK_AFTER);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         Ok(stream)
@@ -281,7 +281,7 @@ fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
     Ok(found)
 }
 
-/// The addresses of one kind that a name has; none if nobody knows.
+/// The addresses of one kind that a name has; none if the lookup finds none.
 async fn lookup(resolver: &TokioResolver, name: Name, kind: RecordType) -> Vec<IpAddr> {
     let answer = tokio::time::timeout(RESOLVE_WITHIN, resolver.lookup(name, kind)).await;
     let Ok(Ok(answer)) = answer else { return Vec::new() };

@@ -97,7 +97,7 @@ pub enum SealError {
 /// What seals and reveals. Clones are the same keyring.
 #[derive(Clone)]
 pub struct Keyring {
-    /// Where a key that is not there yet is to be made.
+    /// Where a missing key is made.
     file: PathBuf,
     keys: Arc<Mutex<Option<Arc<Keys>>>>,
     /// Why none may be made.
@@ -283,7 +283,7 @@ fn make(path: &Path) -> Result<Zeroizing<[u8; KEY]>, BadKey> {
     let mut key = Zeroizing::new([0u8; KEY]);
     let mut write = || -> io::Result<()> {
         getrandom::fill(&mut *key).map_err(io::Error::other)?;
-        // Whole or not at all: half a key would be refused for ever.
+        // Whole or not at all: half a key would always be refused.
         let draft = path.with_extension("key.new");
         let _ = std::fs::remove_file(&draft);
         let mut open = std::fs::OpenOptions::new();

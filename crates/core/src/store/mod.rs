@@ -2,8 +2,8 @@
 //!
 //! The data directory (drawn in `docs/formats/data-directory.md`) holds two sorts of things:
 //! *manifests*, small JSON documents that are replaced whole ([`manifest`]), and *layers*,
-//! directories of file changes that are written by one session and then sealed for ever
-//! ([`layer`]). The database is an index over the manifests and can be deleted.
+//! directories of file changes that are written by one session and then sealed ([`layer`]). The
+//! database is an index over the manifests and can be deleted.
 //!
 //! What the store promises:
 //!

@@ -76,7 +76,7 @@ pub(super) async fn make(file: &Path) -> DbResult<(SqliteDb, Option<Stamp>)> {
     }
 }
 
-/// Removes an index. A directory in its place is nothing of ours, and is moved.
+/// Removes an index. A directory in its place is not ours, and is moved.
 pub(super) fn clear_away(file: &Path) -> io::Result<()> {
     for suffix in ["", "-wal", "-shm", "-journal"] {
         let mut name = file.as_os_str().to_owned();

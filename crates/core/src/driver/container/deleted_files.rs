@@ -1,4 +1,5 @@
-//! What a machine's processes do to the disk, seen from outside: for filesystems that do not hold a directory to a limit.
+//! The disk usage of a machine's processes as the host sees it: for filesystems without limits on
+//! directories.
 //!
 //! A file that was removed and is still open, or mapped, takes up room that no walk over directories finds. Those are looked for
 //! among the descriptors and mappings of the machine's processes. The work is bounded, and shared out evenly: a machine with a million descriptors hides

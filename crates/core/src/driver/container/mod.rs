@@ -3,7 +3,7 @@
 //! The daemon does nothing privileged itself. It makes a machine's runtime directory and control
 //! groups, then runs `keep-agent cage`, which builds the cage and leaves its first process behind
 //! (see `crates/agent/src/cage/mod.rs`). That process is not a child of the daemon, which may die
-//! and come back without it noticing.
+//! and be restarted without it noticing.
 //!
 //! ```text
 //! <run_dir>/<key>/            0700, made by start, gone after stop

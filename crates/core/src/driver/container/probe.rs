@@ -1,4 +1,4 @@
-//! What this host can and cannot do, found out by doing it.
+//! Finds what this host can and cannot do, by doing it.
 //!
 //! A kernel's version says little: distributions switch features off, backport them, or lack them
 //! on one filesystem. So a small machine is started on the data directory's own filesystem, and the

@@ -239,7 +239,7 @@ impl Cgroups {
         MachineLoad { used, memory, processes: Some(number(pids.join("pids.current"))) }
     }
 
-    /// How many of a machine's processes were killed for want of memory; 0 where nothing is counted.
+    /// How many of a machine's processes were killed out of memory; 0 where nothing is counted.
     pub(crate) fn oom_kills(&self, key: &MachineKey) -> u64 {
         let file = match &self.trees {
             Trees::V1(_) => self.v1("memory", key).join("memory.oom_control"),

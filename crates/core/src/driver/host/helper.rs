@@ -1,4 +1,4 @@
-//! Runs programs of the host, confined. The only place where the daemon does.
+//! Runs programs of the host, confined. Nothing else in the daemon does.
 //!
 //! A helper (`mkfs.erofs`, `mkfs.ext4`, ...) reads data that sandboxes wrote, so it must be assumed to be compromised by its input.
 //! [`Helpers::run`] runs it through `keep-agent confine` (`crates/agent/src/helper/`): with its own uid and namespaces, without

@@ -56,7 +56,7 @@ impl Microvm {
         MachineUsage { cpu: usage.cpu.saturating_sub(before), ..usage }
     }
 
-    /// What a machine uses at this moment. Its processes are known to its own kernel alone.
+    /// What a machine uses at this moment. Only its own kernel knows its processes.
     pub(super) fn load(&self, key: &MachineKey) -> MachineLoad {
         MachineLoad { used: self.usage(key), processes: None, ..self.host.load(key) }
     }

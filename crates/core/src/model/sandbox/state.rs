@@ -18,7 +18,7 @@ pub enum SandboxState {
     Stopping {
         /// Absent when a failed start left nothing to seal.
         session: Option<OpenSession>,
-        /// How the session is to end, so that a daemon that comes back ends it the same way.
+        /// How the session is to end, so that a restarted daemon ends it the same way.
         ending: Ending,
         /// What had gone wrong before, if it was `failed`.
         failure: Breakdown,

@@ -1,4 +1,4 @@
-//! The shapes in which the value of a secret turns up when it is not printed as it is.
+//! The forms in which the value of a secret appears when it is not printed as it is.
 
 use base64::Engine as _;
 use base64::alphabet::{STANDARD, URL_SAFE};

@@ -1,4 +1,4 @@
-//! Listening to the first bytes of a connection, to find out what it is.
+//! Reads the first bytes of a connection, to find out what it is.
 
 use std::io;
 use std::time::Duration;

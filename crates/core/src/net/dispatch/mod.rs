@@ -269,7 +269,7 @@ impl Dispatcher {
         }
     }
 
-    /// Carries a connection whose sandbox says nothing: the server may.
+    /// Carries a connection whose sandbox sends nothing: the server may.
     async fn meet<G: GuestStream>(
         self: Arc<Self>,
         mut guest: G,

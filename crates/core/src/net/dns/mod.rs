@@ -95,7 +95,7 @@ pub(super) struct NameServer {
     under_way: Semaphore,
 }
 
-/// What is known of a question when it is to be answered.
+/// What is known of a question when it is answered.
 struct Question {
     query: Query,
     name: String,

@@ -1,4 +1,5 @@
-//! Addresses that are given out in the place of a host's own, while nobody has approved the first contact with it.
+//! Stand-in addresses: given out instead of a host's own while nobody has approved the first
+//! contact with it.
 //!
 //! Nothing outside learns a name before that: not even its name server. A connection to a stand-in
 //! is held, and goes to the host once it may.

@@ -1,9 +1,10 @@
 //! The certificate authority of one sandbox.
 //!
 //! It signs what the daemon shows a sandbox instead of the certificates of domains whose requests are looked at.
-//! Each sandbox has its own, trusted inside that sandbox alone: a key that leaks opens nobody else's connections, and the
-//! key itself never enters a sandbox. Leaf certificates last a month, share one key that lives as long as this value, and are made when a name is first
-//! asked for.
+//! Each sandbox has its own, trusted inside that sandbox alone: a leaked key opens no other
+//! sandbox's connections, and the key itself never enters a sandbox. Leaf certificates last a
+//! month, share one key that lives as long as this value, and are made when a name is first asked
+//! for.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Request rules: which of them a request meets, and what becomes of it.
+//! Request rules: which of them a request matches, and the action that follows.
 //!
 //! A path can be written in many ways (`/%61dmin`, `/a/../admin`, `//admin`), and servers differ in which they take for
 //! the same. So a rule is held against the path as it was sent and in its plainest form: one that refuses needs

@@ -1,4 +1,4 @@
-//! Says what is wrong with a chain.
+//! Verifies a chain and reports what is wrong with it.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What one comparison may cost, and how many are under way.
+//! The cost limits of one comparison, and how many run at a time.
 
 use std::time::{Duration, Instant};
 

@@ -97,7 +97,7 @@ pub(super) struct MergePlan {
 }
 
 impl MergePlan {
-    /// Whether nothing is to be done.
+    /// Whether there is nothing to do.
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {
         self.actions.is_empty()

@@ -1,4 +1,4 @@
-//! Puts what one chain changed onto another one that has nothing to do with it: chosen files of a sandbox into a drive.
+//! Applies the changes of one chain to an unrelated one: chosen files of a sandbox into a drive.
 //!
 //! There is no common ancestor, so nothing is merged. What was changed replaces what exists under
 //! the same path; what was removed is removed. Where a directory would have to make way for

@@ -1,4 +1,5 @@
-//! Checks the whole data directory and reports problems. Nothing is changed but on request ([`repair`]).
+//! Checks the whole data directory and reports problems. Changes something only on request
+//! ([`repair`]).
 //!
 //! A problem is either damage to something that was acknowledged, or a *leftover*: what a power cut or
 //! a killed daemon leaves of something that never was. To distinguish them:

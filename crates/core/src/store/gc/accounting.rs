@@ -220,7 +220,8 @@ impl ReferenceCounts {
         self.memory.hold(Holder::Trash(id.clone()), memory);
     }
 
-    /// Strikes out a sandbox that is in the trash no longer. Answers with the layers that nobody else holds.
+    /// Removes a sandbox that is no longer in the trash. Returns the layers that nothing else
+    /// holds.
     pub fn drop_trashed(&mut self, id: &SandboxId) -> (Vec<LayerId>, Vec<MemoryId>) {
         let holder = Holder::Trash(id.clone());
         let layers = self.layers.held_by_one(&holder);

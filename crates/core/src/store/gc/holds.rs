@@ -1,9 +1,9 @@
 //! Holds: keep layers from garbage collection until a manifest names them.
 //!
-//! Garbage collection takes layers that no manifest names. Between reading a chain and writing the manifest that
-//! names it, a layer may be referenced by nothing; a [`LayerHold`] keeps it in place for that time.
-//! No lock is held meanwhile: a copy, a compaction or a start keeps only its hold, and the
-//! collector works on everything else.
+//! Garbage collection removes layers that no manifest references. Between reading a chain and
+//! writing the manifest that references it, a layer may be referenced by nothing; a [`LayerHold`]
+//! keeps it in place for that time. No lock is held meanwhile: a copy, a compaction or a start
+//! keeps only its hold, and the collector works on everything else.
 //!
 //! - A hold is *registered first*, and then its owner checks that the layer is still referenced or
 //!   still exists. The collector marks a layer as *leaving* before it moves it, and looks for holds

@@ -32,7 +32,7 @@ pub(super) struct LayerBuilder {
     pub(super) settings: ImageSettings,
     /// One at a time for each name: two pulls of one layer share the download.
     locks: KeyedLock<String>,
-    /// Layers made since the daemon started, by what stands for them.
+    /// Layers made since the daemon started, by their keys.
     made: Mutex<BTreeMap<String, LayerId>>,
     /// Images that were removed since the daemon started: their manifests are not missing.
     removed: Mutex<HashSet<String>>,
@@ -94,7 +94,7 @@ impl LayerBuilder {
         self.removed.lock().contains(name)
     }
 
-    /// Waits until nobody else holds `name`.
+    /// Waits until no other caller holds `name`.
     pub(super) async fn lock(&self, name: &str) -> KeyGuard<String> {
         self.locks.lock(&name.to_owned()).await
     }

@@ -91,7 +91,7 @@ pub enum ImageError {
         /// The machines it is made for.
         offered: Vec<String>,
     },
-    /// The registry has no such image, or does not say so to strangers.
+    /// The registry has no such image, or hides it from anonymous callers.
     #[error("{registry} has no image `{reference}`")]
     Unknown {
         /// The registry.

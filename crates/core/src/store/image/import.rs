@@ -30,8 +30,8 @@ impl Images {
         self.import_from(name, &LocalArchive { path: path.to_owned(), shown }, progress).await
     }
 
-    /// Imports an archive that somebody sent and that lies at `path` for now. That path is nobody else's
-    /// business: neither errors nor the image's source name it.
+    /// Imports an archive that somebody sent and that lies at `path` for now. That path is
+    /// internal: neither errors nor the image's source name it.
     ///
     /// # Errors
     ///

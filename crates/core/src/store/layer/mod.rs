@@ -1,4 +1,4 @@
-//! The life of a layer: begun, written by a session, sealed, collected.
+//! The lifecycle of a layer: begun, written by a session, sealed, collected.
 //!
 //! ```text
 //!   begin ----> open ----> sealed ----> gone
@@ -142,7 +142,7 @@ impl Store {
         self.layer_dir(id).join("diff")
     }
 
-    /// Whether nothing was written to an open layer. Nobody knows what is on a machine's disk.
+    /// Whether nothing was written to an open layer. The content of a machine's disk is unknown.
     ///
     /// # Errors
     ///

@@ -88,8 +88,8 @@ pub enum Sealing {
 
 impl Store {
     /// Seals a layer that nothing writes to any more. An empty one makes no layer, however often it is
-    /// asked for, and is left to be [discarded](Self::discard) when no record names it any more.
-    /// Sealing a sealed layer answers with what it is.
+    /// asked for, and is left to be [discarded](Self::discard) when no record references it any
+    /// more. Sealing a sealed layer returns that layer.
     ///
     /// # Errors
     ///

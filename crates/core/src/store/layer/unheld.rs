@@ -59,8 +59,9 @@ impl Store {
         .await
     }
 
-    /// Moves a layer to the trash that nobody holds. `named` says whether some manifest names it; it is asked before the
-    /// move, together with all holds, and once more after it. False when the layer stays.
+    /// Moves a layer to the trash that nothing holds. `named` returns whether some manifest
+    /// references it; it is called before the move, together with all holds, and once more after
+    /// it. False when the layer stays.
     ///
     /// # Errors
     ///

@@ -328,7 +328,7 @@ impl Store {
         Ok(())
     }
 
-    /// A name in `tmp/` that nobody else uses.
+    /// A name in `tmp/` that nothing else uses.
     pub(in crate::store) fn fresh_tmp(&self, what: &str) -> PathBuf {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);

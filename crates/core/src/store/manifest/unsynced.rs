@@ -2,8 +2,9 @@
 //!
 //! Every write with [`Durability::Soon`](crate::store::Durability::Soon) is listed here until a sync of the
 //! whole filesystem that began after it has succeeded. Then a `.next` takes the place of the synced
-//! version. When a sync fails, the kernel may have dropped what was to be written and will not say so
-//! again, so everything that is listed is written again, synced, before a later sync counts as good.
+//! version. When a sync fails, the kernel may have dropped what was to be written and will not
+//! report it again, so everything that is listed is written again, synced, before a later sync
+//! counts as good.
 //!
 //! The list's lock is held over every rename of a document: a `.next` that was synced must not take the
 //! place of a version that was written after it.

@@ -1,4 +1,5 @@
-//! The life of a memory layer: begun, captured into, sealed, collected. `docs/formats/memory.md` is what lies there.
+//! The lifecycle of a memory layer: begun, captured into, sealed, collected.
+//! `docs/formats/memory.md` describes its files.
 //!
 //! ```text
 //!   begin ----> being written ----> sealed ----> gone
@@ -87,7 +88,7 @@ impl Manifest for Template {
 }
 
 impl Store {
-    /// Begins a memory layer, and says in which directory it is to be written.
+    /// Begins a memory layer, and returns the directory to write it in.
     ///
     /// # Errors
     ///
@@ -387,7 +388,7 @@ impl Store {
     ) -> Result<CollectedMemory> {
         let (mut collected, damaged) = self.drop_stale_templates().await?;
         if !damaged.is_empty() {
-            // Nobody knows which layers those hold.
+            // It is unknown which layers those hold.
             return Ok(collected);
         }
         let mut held = live.clone();

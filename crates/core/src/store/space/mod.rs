@@ -38,7 +38,7 @@ impl std::fmt::Debug for ReclaimerSlot {
 }
 
 impl Store {
-    /// Says who frees space, before new work is refused for want of it. Only the first to say so counts.
+    /// Sets what frees space before new work is refused for lack of it. Only the first call counts.
     pub fn set_space_reclaimer(&self, reclaimer: SpaceReclaimer) {
         let _ = self.inner.reclaimer.0.set(reclaimer);
     }

@@ -28,7 +28,7 @@ pub(crate) fn base_disk(helpers: &Helpers, cache: &Path, bytes: u64) -> DriverRe
     let directory = cache.join("blank");
     let path = directory.join(format!("{bytes}.raw"));
     if let Ok(there) = File::open(&path) {
-        // So that it is known to be used. What is on record of it is of no consequence otherwise.
+        // Marks it as used; the time has no other meaning.
         let _ = there.set_modified(SystemTime::now());
         return Ok(path);
     }

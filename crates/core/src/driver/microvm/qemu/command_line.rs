@@ -116,7 +116,7 @@ pub(crate) struct Layout {
     pub(crate) beginning: Beginning,
 }
 
-/// What to run, and what is to be open for it.
+/// What to run, and the descriptors that must be open for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CommandLine {
     pub(crate) argv: Vec<String>,

@@ -1,4 +1,4 @@
-//! Sandboxes and servers that mean no good.
+//! Malicious sandboxes and servers.
 
 use std::time::Duration;
 

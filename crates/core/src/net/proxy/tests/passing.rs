@@ -1,4 +1,4 @@
-//! What goes through, and how.
+//! What passes the proxy, and in which form.
 
 use std::time::Duration;
 

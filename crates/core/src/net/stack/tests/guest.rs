@@ -1,4 +1,4 @@
-//! A sandbox: one that behaves, and hands to write packets with.
+//! A well-behaved sandbox, and a raw device to write packets with.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! A stack between a sandbox that is made up and a host's real loopback.
+//! A stack between a simulated sandbox and the host's real loopback.
 //!
 //! A pair of sockets that keep messages apart stands for the device. At its other end is either a second smoltcp, for
 //! a sandbox that behaves, or packets written by hand, for one that does not.
@@ -41,7 +41,7 @@ enum Say {
     Dial(SocketAddr),
     /// Accepted, and everything is sent back.
     Echo,
-    /// Accepted, and answered without a word of what is asked being read.
+    /// Accepted, and answered without reading the request.
     Answer(&'static [u8]),
 }
 

@@ -1,4 +1,4 @@
-//! Connections of a sandbox that behaves.
+//! Connections of a well-behaved sandbox.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

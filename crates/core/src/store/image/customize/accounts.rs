@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 pub(super) const USER: &str = "ubuntu";
 /// Where it lives.
 pub(super) const HOME: &str = "/vercel";
-/// The number people expect it to have, and the first that is a person's.
+/// The number people expect it to have, and the first of a normal user.
 const NUMBER: u32 = 1000;
 /// The last number that is a person's.
 const LAST: u32 = 60_000;

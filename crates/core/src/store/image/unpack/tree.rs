@@ -107,7 +107,7 @@ impl LayerTree {
         }
         let mut at = Rc::clone(dir);
         for _ in 0..up {
-            // No link leads here, and nobody else moves what is in the tree.
+            // No link leads here, and nothing else moves what is in the tree.
             at = Rc::new(open_dir(at.as_fd(), b"..")?);
         }
         Ok((at, path[..same].to_vec(), &path[same..]))
