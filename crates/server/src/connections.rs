@@ -1,11 +1,12 @@
-//! Who is connected: how many in all, from one address, with one key.
+//! Limits on connections: in all, from one address, with one key.
 //!
 //! A connection costs a descriptor, and descriptors are what the daemon needs for its own work: logs, layers, machines. So
 //! connections are bounded, and at a bound room is made in this order:
 //!
 //! 1. Where an address is at its bound, its longest idle connection is closed for the new one; where all are, the longest
 //!    idle of all. *Idle* is a connection without a request under way, and also one that has not sent its first request. A
-//!    caller with a request to make sends it at once, so a crowd of silent connections displaces itself and nobody else.
+//!    caller with a request to make sends it at once, so a crowd of silent connections displaces
+//!    only itself.
 //! 2. Where none is idle the new one is answered 503 with `Retry-After` and closed.
 //!
 //! Connections on the Unix socket, which only its owner can open, have a bound of their own: the

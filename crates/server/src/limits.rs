@@ -1,4 +1,4 @@
-//! How much a caller may send, how fast and how long.
+//! Limits on what a caller may send: how much, how fast and how long.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,4 +1,4 @@
-//! What is counted of requests, for `/metrics`.
+//! Counters of requests, for `/metrics`.
 //!
 //! Counted in memory since the start. Labels are bounded: fronts and classes of statuses are listed here, error codes are
 //! those of the sources, and never more than [`CODES`].

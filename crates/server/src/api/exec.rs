@@ -119,7 +119,7 @@ pub(crate) struct KillOnDisconnect {
     caller: Caller,
     name: Name,
     command: Option<CommandId>,
-    /// For a caller that can come back: it gave an idempotency key.
+    /// For a caller that can reconnect: it gave an idempotency key.
     follower: Option<Follower>,
 }
 
@@ -128,7 +128,7 @@ impl KillOnDisconnect {
         Self { app: Arc::clone(app), caller, name, command: Some(command), follower: None }
     }
 
-    /// Gives the caller time to come back, by another call under its key or by the command's log.
+    /// Gives the caller time to reconnect, by another call under its key or by the command's log.
     fn patient(mut self) -> Self {
         self.follower = self.command.clone().map(|command| self.app.followers.add(command));
         self

@@ -1,4 +1,4 @@
-//! Forks that come back: what differs, promote, merge, rename.
+//! Comparing forks and bringing them back: differences, promote, merge, rename.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Figures in the text format of Prometheus.
+//! Metrics in the text format of Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};

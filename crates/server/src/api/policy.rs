@@ -1,4 +1,4 @@
-//! Network policies: the wire's as the model's, and back.
+//! Network policies: converts the API's to the model's, and back.
 //!
 //! Texts become types here, so that an error names the place: `network.domains[2]: …`. What can
 //! only be judged as a whole (regular expressions, URLs, bounds) the model checks, and its errors

@@ -1,4 +1,4 @@
-//! The one place that sees what all fronts are asked, and records it in the audit log.
+//! The one place that sees the requests of all fronts, and records them in the audit log.
 //!
 //! ```text
 //! request ──> record ──> routes, extractors, handlers ──> answer
@@ -54,7 +54,7 @@ struct KnownRequest {
     action: Option<&'static str>,
     target: Option<String>,
     detail: BTreeMap<String, String>,
-    /// What it is instead, for what is recorded once in a while.
+    /// What it is instead, for what is recorded only occasionally.
     once: Option<String>,
 }
 
@@ -379,7 +379,7 @@ impl AskedRoute {
         None
     }
 
-    /// What the rule says it is done to; the route if it says nothing.
+    /// The target that the rule names; the route if it names none.
     fn target(&self, template: &str) -> Option<String> {
         if template.is_empty() {
             let pattern = self.pattern.as_deref().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! No credential of ours goes inside, in whatever form it comes.
+//! Keeps our credentials out of requests to ports, in whatever form they come.
 //!
 //! The owner of a server inside a sandbox could use a credential of ours that it is sent. So before
 //! a request is forwarded, every word of every header and of the query is looked at: as it is,

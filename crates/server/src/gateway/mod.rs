@@ -1,4 +1,4 @@
-//! Ports inside sandboxes, from outside.
+//! The gateway: access from outside to ports inside sandboxes.
 //!
 //! ```text
 //! request ──> address: which port of which sandbox      ── none of ours ──> the API
@@ -94,7 +94,7 @@ pub(crate) fn route_url(app: &App, host: Option<&str>, sub: &str) -> String {
     address::address(&base, settings.domain.as_deref(), sub)
 }
 
-/// Takes requests for ports out of the way of everything else: their paths are none of ours.
+/// Takes requests for ports out of the way of everything else: the API does not handle their paths.
 pub(crate) async fn serve(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let reader = PageFormat::of(request.headers());
     let answer = match address::target(&app.gateway, request.uri(), request.headers()) {

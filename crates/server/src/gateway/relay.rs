@@ -1,4 +1,4 @@
-//! Bytes between a connection and a port.
+//! Relays bytes between a connection and a port.
 
 use std::io;
 use std::pin::{Pin, pin};

@@ -1,4 +1,4 @@
-//! Network policies: theirs as ours, and back.
+//! Network policies: converts theirs to ours, and back.
 //!
 //! What is asked and what is answered differ in shape: a client sends `{allow, subnets}`, with rules under each
 //! domain, and reads `{mode: "custom", allowedDomains, injectionRules, …}`, in which values of headers do not occur.
@@ -31,7 +31,7 @@ pub(super) const AS_WRITTEN: &str = "vercel.networkPolicy";
 /// The size of a note is limited. A longer policy is returned in our own order.
 const LONGEST_NOTE: usize = 32 << 10;
 
-/// Reads a request's policy; answers also with what is to be noted of how it was written.
+/// Reads a request's policy; returns also the note about how it was written.
 pub(super) fn read(asked: &Ordered) -> Result<(Policy, Option<String>), VercelError> {
     let mut fields = Fields::of("networkPolicy", asked.to_value())?;
     let mode = match fields.text("mode")?.as_deref() {
@@ -354,7 +354,7 @@ pub(super) fn of(app: &App, sandbox: &Sandbox) -> Value {
             let note = sandbox.config.notes.get(AS_WRITTEN);
             let note = note.and_then(|note| serde_json::from_str::<Value>(note).ok());
             match note {
-                // Of another policy than the one that is in force now it says nothing.
+                // A note about another policy than the one in force does not count.
                 Some(mut note) if note["told"] == told => note["written"].take(),
                 _ => told,
             }

@@ -1,4 +1,4 @@
-//! Snapshots: list, look, delete, and the tree they form.
+//! Snapshots: list, get, delete, and the tree they form.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Who is asking, and for which project.
+//! The caller of a request, and its project.
 //!
 //! Their clients send a bearer token, a team with every request, and a project in one of three places:
 //! the body, `?projectId=`, `?project=`, or nowhere. Here the *token* decides: a key of Sandkeep, or a

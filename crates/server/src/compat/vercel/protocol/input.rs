@@ -1,4 +1,4 @@
-//! How their requests are read. Whatever is wrong is a 400 that names the field.
+//! How their requests are read. Every error is a 400 that names the field.
 //!
 //! Bodies are taken apart field by field: [`Fields::end`] refuses what nobody took, so that a setting
 //! we do not know is never without effect in silence. Keys that begin with `__` are private between

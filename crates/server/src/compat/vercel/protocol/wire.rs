@@ -1,4 +1,4 @@
-//! Our things in their words.
+//! Our objects in their format.
 //!
 //! Two rules hold for every object here. What is not there is *left out*: their clients refuse a
 //! whole answer for one `null`. And `session.runtime` is always there: clients of 2.x insist.
@@ -168,7 +168,7 @@ fn runtime(sandbox: &Sandbox) -> String {
     noted.unwrap_or(&sandbox.config.image).clone()
 }
 
-/// Where commands run that say nothing else.
+/// The working directory of commands that name none.
 pub(crate) fn cwd(sandbox: &Sandbox) -> String {
     let cwd = sandbox.config.cwd.clone().or_else(|| sandbox.image_config.cwd.clone());
     cwd.unwrap_or_else(|| "/".to_owned())

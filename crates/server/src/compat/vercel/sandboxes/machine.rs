@@ -1,4 +1,4 @@
-//! What a new sandbox stands on: which image a runtime, an image or nothing at all means.
+//! The image of a new sandbox: what a runtime, an image or nothing at all means.
 //!
 //! | asked for | is |
 //! |---|---|
@@ -46,7 +46,7 @@ pub(crate) struct BaseImage {
     pub(crate) reference: Option<String>,
 }
 
-/// Finds what a sandbox is to be made from.
+/// Finds the image of a new sandbox.
 ///
 /// # Errors
 ///

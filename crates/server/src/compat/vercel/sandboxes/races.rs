@@ -1,4 +1,4 @@
-//! Callers who want the same new sandbox at the same time.
+//! Callers that want to create the same sandbox at the same time.
 //!
 //! Their `getOrCreate` is two requests: a get, and a create when that found nothing. A client whose
 //! create succeeds takes itself for the creator and runs its `onCreate`; a client whose create is
@@ -313,7 +313,7 @@ mod tests {
         let Missed::Wait(second) = races.missed(&project, &name, since) else { panic!("told too") };
         second.wait().await;
         assert!(matches!(races.missed(&project, &name, since), Missed::Tell), "the next in turn");
-        // However many others are answered first, nobody waits for ever.
+        // However many others are answered first, nobody waits without end.
         let since = Instant::now();
         let mut waited = 0;
         while let Missed::Wait(changed) = races.missed(&project, &name, since) {

@@ -1,4 +1,4 @@
-//! What a request says a sandbox should be, as a patch of ours.
+//! The settings in a request for a sandbox, as a patch of ours.
 //!
 //! Create, fork and update share their fields, so they are read in one place. What the engine has no
 //! field for is kept in the sandbox's notes, under `vercel.`, and returned from there.
@@ -239,7 +239,7 @@ pub(crate) fn short(name: &str, text: String) -> Result<String, VercelError> {
     }
 }
 
-/// What a new sandbox is to be made from.
+/// The source of a new sandbox.
 #[derive(Debug)]
 pub(crate) enum Source {
     Image,

@@ -1,4 +1,5 @@
-//! What a new sandbox begins with: a repository or an archive, fetched *inside* it, under its own policy.
+//! The initial content of a new sandbox: a repository or an archive, fetched *inside* it, under its
+//! own policy.
 //!
 //! Credentials must not rest there. They are in the environment of one command, as a header for one address, so
 //! neither `.git/config` nor a command line nor our record has them. A sandbox whose source cannot be fetched is

@@ -186,8 +186,8 @@ async fn look(
     if let Ok(ended) = tokio::time::timeout(keep_alive, ended.as_mut()).await {
         return Ok(Json(ended?).into_response());
     }
-    // Their client waits five minutes for the head of an answer, and for the rest of it for ever. Space
-    // before a document is allowed, and keeps the connection.
+    // Their client waits five minutes for the head of an answer, and for the rest of it without a
+    // limit. Space before a document is allowed, and keeps the connection.
     let state = Some((ended, app.closing.clone()));
     let stream = stream::unfold(state, move |state| async move {
         let (mut ended, closing) = state?;

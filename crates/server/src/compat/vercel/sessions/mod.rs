@@ -1,4 +1,4 @@
-//! Sessions: look, list, stop, snapshot, extend, network policy.
+//! Sessions: get, list, stop, snapshot, extend, network policy.
 //!
 //! A session is addressed by its id alone. A finished one can be read and stopped, and is 410 to
 //! everything else: clients then wake the sandbox and continue in the session that gives them.

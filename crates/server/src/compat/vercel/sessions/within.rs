@@ -1,4 +1,4 @@
-//! The session a request names, and what an ended one is answered with.
+//! The session that a request names, and the answer for an ended one.
 //!
 //! Their clients act on three answers: 410 means that the session is over, 422 that it is about to
 //! be; on both they resume the sandbox and ask once more. 404 means that it never was.
