@@ -28,7 +28,7 @@ pub(crate) const MOST: usize = 500;
 const PAGE: usize = 4096;
 /// How long a value of `fsconfig(2)` may be, with the byte that ends it.
 const VALUE: usize = 256;
-/// With less than this free, a work directory that could not be made was for want of room.
+/// With less than this free, a missing work directory means a lack of room.
 const LITTLE: u64 = 4 << 20;
 
 const STEP: &str = "stack the layers";

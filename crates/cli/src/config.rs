@@ -1,8 +1,8 @@
 //! Settings of `keep serve`, in two stages.
 //!
-//! [`File`] is what was written, strictly: a key nobody knows is an error, not a shrug. [`Resolved`]
-//! is what it means on this machine, worked out once and passed down. The command line and the
-//! environment win over the file, the file over defaults.
+//! [`File`] is what was written, strictly: an unknown key is an error. [`Resolved`] is what it
+//! means on this machine, worked out once and passed down. The command line and the environment win
+//! over the file, the file over defaults.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -1,4 +1,5 @@
-//! What `keep serve` prints when it is ready: where it listens, what to type next, and what this host lacks for more.
+//! What `keep serve` prints when it is ready: where it listens, the next command to type, and what
+//! this host lacks for more.
 
 use std::path::Path;
 

@@ -1,8 +1,9 @@
 //! What a server uses on its host besides the data directory.
 //!
 //! Several servers can live on one host, each with its own data directory; what lies outside it (the
-//! runtime directory, the control group) carries the *mark* of the directory, the beginning of its identity, so that a server that
-//! is started again finds its own sandboxes and nobody else's, also when the directory was moved.
+//! runtime directory, the control group) carries the *mark* of the directory, the beginning of its
+//! identity, so that a restarted server finds its own sandboxes only, also when the directory was
+//! moved.
 //!
 //! A copy of a data directory has the same mark, and must not take the original's machines for its own: the layers they
 //! write to are others. So the user of a mark writes to `<mark>.owner` which directory it is, by

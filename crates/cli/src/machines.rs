@@ -1,4 +1,4 @@
-//! Whether this host has what machines of their own need. `keep serve` offers the driver if so;
+//! Checks whether this host has what microVMs need. `keep serve` offers the driver if so;
 //! `keep doctor` prints all of it.
 
 use std::io;

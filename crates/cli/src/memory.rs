@@ -1,9 +1,10 @@
-//! Giving memory back to the system.
+//! Returns free memory to the system.
 //!
 //! A burst of work leaves the allocator with memory that is free and still the server's: a hundred creates at once some 15 MB. A server
-//! whose sandboxes all sleep should be small, so it is looked at now and then, and given back when there is more of it than after the
-//! last time. What lies between memory that is used cannot be given back, and the more *arenas* the allocator has, the more of that
-//! there is: by itself it makes eight for each processor. It gets one for each ([`few_arenas`]).
+//! whose sandboxes are all stopped should be small, so its free memory is checked now and then, and
+//! given back when there is more of it than after the last time. What lies between memory that is
+//! used cannot be given back, and the more *arenas* the allocator has, the more of that there is:
+//! by itself it makes eight for each processor. It gets one for each ([`few_arenas`]).
 
 use std::time::Duration;
 

@@ -219,7 +219,7 @@ fn begin(groups: Option<Groups>) -> Result<Begun, StepError> {
     Ok(Begun { score, device: network::make_device()?, filter: filter::compile()? })
 }
 
-/// Makes of it what it is to be, and says so.
+/// Completes the cage as described, and reports it.
 fn complete(
     teller: &mut File,
     Begun { score, device, filter }: Begun,

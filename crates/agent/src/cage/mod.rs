@@ -1,4 +1,4 @@
-//! Builds the cage a sandbox lives in.
+//! Builds the isolated environment (the cage) that a sandbox runs in.
 //!
 //! ```text
 //! builder (host root)                       first process (root of the sandbox, PID 1)
@@ -107,7 +107,7 @@ impl<T, E: Display> Step<T> for Result<T, E> {
     }
 }
 
-/// Who comes back from [`build`].
+/// The process that returns from [`build`].
 pub(crate) enum Built {
     /// The builder, which has answered the driver and should exit.
     Builder(ExitCode),
@@ -115,7 +115,7 @@ pub(crate) enum Built {
     First(Endpoints),
 }
 
-/// What the first process serves for ever.
+/// What the first process serves until it ends.
 pub(crate) struct Endpoints {
     /// Where the link is dialled.
     pub(crate) link: UnixListener,

@@ -1,4 +1,4 @@
-//! The sandbox's network device, and where it looks names up.
+//! The sandbox's network device, and its name resolution.
 //!
 //! The device is a TUN made in the new network namespace while the host's `/dev/net/tun` can still be opened. The
 //! packets are the daemon's business: the first process holds the descriptor, hands a copy to every

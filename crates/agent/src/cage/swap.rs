@@ -1,4 +1,4 @@
-//! Puts another root under a sandbox that lives.
+//! Replaces the root of a running sandbox.
 //!
 //! The new stack is built in a mount namespace of this process's own, so that the layers' directory
 //! is never visible inside the sandbox, not even for a moment. Only the finished overlay is carried

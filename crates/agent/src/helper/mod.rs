@@ -1,4 +1,4 @@
-//! Confines a program of the host's that works on what sandboxes wrote, and waits for it.
+//! Confines a program of the host that works on files that sandboxes wrote, and waits for it.
 //!
 //! ```text
 //! launcher (host root)                       the helper

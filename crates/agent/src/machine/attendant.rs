@@ -1,4 +1,5 @@
-//! One thread for what may have to wait for the machine's disks: freezing, thawing, becoming another.
+//! One thread for work that may wait for the machine's disks: freezing, thawing, taking another
+//! identity.
 //!
 //! It exists from the beginning and never ends. A thread that began or ended with each freeze would
 //! be captured in the middle of that, and every machine that is restored would first have to finish

@@ -1,4 +1,4 @@
-//! Who a machine is: what it calls itself, its address, its ids; and what time it is.
+//! The identity of a machine: its host name, its address, its ids; and its time.
 
 use std::ffi::CStr;
 use std::fs::{self, File};

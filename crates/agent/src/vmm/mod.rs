@@ -16,7 +16,8 @@
 //! `/usr`, which everyone may read; the machine's own files, open; two sockets that speak for the machine anyway; no process
 //! but itself, no network, no way to gain a privilege. Its own filter of system calls comes on top.
 //!
-//! It is the first process of its pid namespace and not a child of the daemon, which may die and come back.
+//! It is the first process of its pid namespace and not a child of the daemon, which may die and be
+//! restarted.
 
 pub(crate) mod root;
 pub(crate) mod sys;
@@ -53,7 +54,8 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS;
 
-/// Starts the hypervisor described on standard input. The hypervisor itself never comes back from this.
+/// Starts the hypervisor described on standard input. The hypervisor itself never returns from
+/// this.
 pub(crate) fn launch() -> ExitCode {
     let plan = read_plan().and_then(|vmm: Vmm| {
         if vmm.version == VERSION { Ok(vmm) } else { Err(wrong_version(vmm.version)) }
@@ -221,7 +223,7 @@ fn confine(vmm: &Vmm, gate: OwnedFd, groups: Groups) -> Result<(), StepError> {
     rustix::thread::set_no_new_privs(true).step("forgo new privileges")
 }
 
-/// Comes back only if the program cannot be run.
+/// Returns only if the program cannot be run.
 fn become_it(
     command: &sys::Program,
     given: Vec<(RawFd, OwnedFd)>,

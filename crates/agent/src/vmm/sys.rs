@@ -34,7 +34,7 @@ impl Program {
         })
     }
 
-    /// Becomes it. Comes back only with the reason why not.
+    /// Executes it. Returns only on an error, with its cause.
     pub(crate) fn exec(&self) -> io::Error {
         let pointers = |words: &[CString]| -> Vec<*const libc::c_char> {
             words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect()

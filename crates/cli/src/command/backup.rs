@@ -1,4 +1,4 @@
-//! `keep backup`: copies of the data directory. Needs no server, and does not mind one.
+//! `keep backup`: copies of the data directory. Needs no server; a running one is no obstacle.
 
 use std::path::{Path, PathBuf};
 

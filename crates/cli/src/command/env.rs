@@ -1,4 +1,5 @@
-//! `keep env`: what a shell needs so that other vendors' clients come here, unchanged.
+//! `keep env`: prints the settings with which a shell uses this server for other vendors' clients,
+//! unchanged.
 //!
 //! Their clients have their service's address built in. What turns them (a file that Node loads first,
 //! a module for Python) is part of this program and written out when it is asked for, so that nothing

@@ -1,4 +1,5 @@
-//! Forks that come back: `diff`, `changes`, `promote`, `pick`, `merge`, `rename`, `prune`.
+//! Commands that compare forks and bring them back: `diff`, `changes`, `promote`, `pick`, `merge`,
+//! `rename`, `prune`.
 
 use std::time::Duration;
 

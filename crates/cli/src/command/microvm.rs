@@ -1,4 +1,5 @@
-//! `keep microvm setup`: prepares the kernel that machines of their own run. Needs no server, and says what it does.
+//! `keep microvm setup`: prepares the kernel that machines of their own run. Needs no server, and
+//! prints what it does.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;

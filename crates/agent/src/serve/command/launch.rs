@@ -238,7 +238,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     }
 }
 
-/// Turns the child into what the command is to be, short of executing it.
+/// Turns the child into the command, except for executing it.
 unsafe fn prepare(child: &Child) -> Result<(), (LaunchStep, c_int)> {
     // SAFETY: system calls on the child's own copies of descriptors and signal actions. The ids are
     // set by raw calls: the C library's wrappers would try to tell the agent's other threads.
@@ -285,7 +285,7 @@ unsafe fn prepare(child: &Child) -> Result<(), (LaunchStep, c_int)> {
         // the two signals it uses itself, and they may have been ignored before us.
         let default = [0_u64; 4];
         for signal in 1..=SIGNALS {
-            // The two that cannot be set say so, and need not be.
+            // The two that cannot be set return an error, and need not be.
             let nowhere = ptr::null_mut::<c_void>();
             libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), nowhere, SIGSET);
         }

@@ -64,7 +64,7 @@ pub(crate) struct Command {
     pub(crate) pid: i32,
     /// Commands are listed in this order.
     pub(crate) number: u64,
-    /// How often the kernel had killed a process for want of memory when this one was started.
+    /// How often the kernel had killed a process out of memory when this one was started.
     pub(crate) oom_kills_before: u64,
     terminal: Option<Rc<AsyncFd<OwnedFd>>>,
     state: RefCell<CommandState>,
@@ -274,7 +274,7 @@ impl Command {
         })
     }
 
-    /// Moves bytes until the command is over and its outcome was reported or can be had by
+    /// Moves bytes until the command is over and its outcome was reported or is available by
     /// attaching.
     pub(crate) async fn run(self: Rc<Self>, mut ends: Ends, scratch: Rc<RefCell<Vec<u8>>>) {
         let mut ending = Ending::default();
@@ -371,7 +371,7 @@ impl Command {
         }
         let (true, Some(exit)) = (*over, *exit) else { return None };
         let listener = attached.take()?;
-        // The stream's end comes back to this command, which must be free by then.
+        // The end of the stream calls this command again, which must be free by then.
         drop(state);
         listener.out.done(listener.stream, &Done::Exited(exit));
         None

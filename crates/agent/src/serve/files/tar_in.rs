@@ -316,7 +316,7 @@ impl Unpacking {
         }
         match unlinkat(parent, leaf, AtFlags::empty()) {
             Err(Errno::ISDIR) => {
-                // A directory of ours may be the one that is remembered.
+                // The remembered directory may be one of the archive.
                 self.last = None;
                 unlinkat(parent, leaf, AtFlags::REMOVEDIR)?;
             }

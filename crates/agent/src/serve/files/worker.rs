@@ -333,7 +333,7 @@ pub(crate) fn moving(
                 Event::Done(done) => return mine.done(stream, &done),
             }
         }
-        // The thread ended without a word.
+        // The thread ended without a reply.
         if replied {
             mine.done(stream, &broken().done());
         } else {
