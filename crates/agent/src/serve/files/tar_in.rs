@@ -316,7 +316,7 @@ impl Unpacking {
         }
         match unlinkat(parent, leaf, AtFlags::empty()) {
             Err(Errno::ISDIR) => {
-                // The remembered directory may be one of the archive.
+                // The directory to remove may be the remembered one.
                 self.last = None;
                 unlinkat(parent, leaf, AtFlags::REMOVEDIR)?;
             }
