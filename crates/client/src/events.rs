@@ -17,7 +17,7 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Which events are wanted. All that is given must fit.
+/// Selects events. All given conditions must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventQuery {
     /// Of the sandbox of this name.

@@ -12,7 +12,7 @@ use crate::types::{
 };
 use crate::{Client, Error};
 
-/// Which runs are wanted.
+/// Selects runs.
 #[derive(Debug, Clone, Default)]
 pub struct RunQuery {
     /// With one of these; any if there are none.
@@ -25,7 +25,7 @@ pub struct RunQuery {
     pub repository: Option<String>,
 }
 
-/// Which approvals are wanted.
+/// Selects approvals.
 #[derive(Debug, Clone, Default)]
 pub struct ApprovalQuery {
     /// With this status.

@@ -9,7 +9,7 @@
 //! a sandbox (`engine/machine/warm_machines.rs`). An item is of a *kind*, and only a caller that asks for the same kind gets it.
 //!
 //! - *Who makes them.* The [`Maker`], who owns the pool. One task per pool calls it, for one item at a time. The task lives as long as
-//!   something is wanted or ready, and does not keep the maker alive while it waits.
+//!   items are needed or ready, and does not keep the maker alive while it waits.
 //! - *When.* While no start is under way ([`WarmPool::starting`]), and [`PoolLimits::quiet`] after
 //!   the last one: its current users come first.
 //! - *What if that fails.* An item that cannot be made, or whose maker panics, is given up. The next [`WarmPool::restock`] tries again.
@@ -91,7 +91,7 @@ enum PoolStep<K, T> {
     Make(K),
     Discard(Vec<T>),
     Wait(Duration),
-    /// The pool is empty, and nothing is wanted.
+    /// The pool is empty, and no item is needed.
     Done,
 }
 
@@ -145,7 +145,7 @@ where
             return;
         }
         stock.wanted.extend(std::iter::repeat_n(kind.clone(), missing));
-        // On a host that is never quiet, the kinds that were wanted first are given up.
+        // On a host that is never quiet, the kinds that were needed first are given up.
         let most = self.limits.per_kind.saturating_mul(self.limits.kinds);
         let surplus = stock.wanted.len().saturating_sub(most);
         stock.wanted.drain(..surplus);
@@ -272,7 +272,7 @@ impl<K: Clone + PartialEq, T> Stock<K, T> {
     }
 }
 
-/// Makes and discards the items of a pool, until it is empty and nothing is wanted.
+/// Makes and discards the items of a pool, until it is empty and none is needed.
 async fn tend<M, K, T>(pool: Weak<WarmPool<K, T>>, maker: Weak<M>, wake: Arc<Notify>)
 where
     M: Maker<K, T>,

@@ -2,8 +2,8 @@
 //!
 //! One accept loop for each socket and one task for each connection. How many there may be is `connections`' business. When the shutdown future
 //! resolves, listeners close at once, idle connections too; streams end with a line that says why;
-//! what is under way may finish within [`Limits::drain`], and what is not done by then is cut off.
-//! The engine is not shut down here: it belongs to whoever made it.
+//! requests in progress may finish within [`Limits::drain`], and the rest is cut off then. The
+//! engine is not shut down here: that is up to its owner.
 
 use std::future::Future;
 use std::io;

@@ -307,8 +307,9 @@ fn read(files: &TlsFiles) -> Result<Loaded, TlsError> {
     Ok(Loaded { key, ends })
 }
 
-/// When a certificate ends, which is all that is wanted of it: `Certificate { TBSCertificate { [0] version, serialNumber,
-/// signature, issuer, Validity { notBefore, notAfter } ... } ... }` in DER.
+/// Reads when a certificate ends, and nothing else of it:
+/// `Certificate { TBSCertificate { [0] version, serialNumber, signature, issuer, Validity { notBefore, notAfter } ... } ... }`
+/// in DER.
 fn ends(certificate: &[u8]) -> Option<Timestamp> {
     const SEQUENCE: u8 = 0x30;
     const VERSION: u8 = 0xa0;

@@ -3,7 +3,7 @@
 //! On disk, files belong to the ids the sandbox knows (root is 0). Two id-mapped copies of mounts, one
 //! of the directory with all layers and one of the writable directory, shift them to the sandbox's
 //! range. Host root makes the copies; the overlay itself must be mounted by the sandbox's own root,
-//! because the kernel acts on the layers with the credentials of whoever mounted it.
+//! because the kernel acts on the layers with the credentials of the process that mounted it.
 //!
 //! Options of the overlay:
 //!

@@ -302,7 +302,7 @@ fn mount_drive(
     Ok(stacked)
 }
 
-/// Mounts what the kernel shows of itself, below the current directory.
+/// Mounts the kernel's own filesystems, below the current directory.
 fn mount_kernels_own() -> Result<(), StepError> {
     let inert = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let mount = |kind: &str, at: &str, flags, options: Option<&std::ffi::CStr>| {

@@ -98,7 +98,7 @@ fn asked(how: ExecOptions) -> ExecRequest {
     }
 }
 
-/// Runs a command here as far as anybody can tell, and returns its exit code.
+/// Runs a command as if it ran here, and returns its exit code.
 async fn relay(
     context: &Context,
     name: &str,

@@ -133,7 +133,7 @@ impl Forwarder {
         let _ = here.set_nodelay(true);
         match self.client.connect_port(&self.name, self.port).await {
             Ok(mut there) => {
-                // Either side may close its own direction, or leave as it likes.
+                // Either side may close its own direction, or the whole connection.
                 let _ = tokio::io::copy_bidirectional(&mut here, &mut there).await;
             }
             Err(error) => {

@@ -84,7 +84,7 @@ pub enum DbError {
     Order,
 }
 
-/// Which sandboxes are wanted. All that is given must fit.
+/// Selects sandboxes. All given conditions must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Tags it must carry, all of them.
@@ -99,7 +99,7 @@ pub struct Filter {
     pub class: Option<Class>,
 }
 
-/// Whose snapshots are wanted.
+/// Selects snapshots by their owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner<'a> {
     /// Everybody's.
@@ -112,7 +112,7 @@ pub enum Owner<'a> {
     Sandbox(&'a SandboxId),
 }
 
-/// Whether tombstones are wanted too.
+/// Whether tombstones are listed too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tombstones {
     /// They are not.
@@ -168,7 +168,7 @@ pub struct Order {
     pub direction: Direction,
 }
 
-/// Which part of a list is wanted.
+/// Selects a part of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
     /// The largest number of items.

@@ -288,7 +288,7 @@ pub struct PromotedIntoDrive {
     pub snapshot: Option<SnapshotId>,
 }
 
-/// Which differences of two points are wanted.
+/// Selects differences of two points.
 #[derive(Debug, Clone)]
 pub struct DiffRequest {
     /// The first point.

@@ -39,7 +39,7 @@ pub(super) struct Datagrams {
 /// wrote into its packet.
 #[async_trait]
 pub(super) trait FlowHandler: Send + Sync + 'static {
-    /// A connection is wanted. Asked once for each, not for repeated packets.
+    /// The sandbox wants to open a connection. Called once for each, not for repeated packets.
     fn open(&self, to: SocketAddr) -> OpenDecision;
 
     /// A flow was not opened: there is no socket for it.

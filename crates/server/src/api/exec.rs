@@ -157,7 +157,7 @@ impl Drop for KillOnDisconnect {
                 if closing.run_until_cancelled(returned).await != Some(false) {
                     return;
                 }
-                // Each fails when the command has ended meanwhile, which is what is wanted.
+                // Each fails when the command has ended meanwhile, which is the intended result.
                 let _ = engine.signal(&project, &name, &command, 1).await;
                 let ended = engine.wait(&project, &name, &command);
                 if tokio::time::timeout(HANG_UP, ended).await.is_err() {

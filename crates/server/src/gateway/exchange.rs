@@ -224,7 +224,7 @@ fn inwards(
 async fn pipe(client: OnUpgrade, port: OnUpgrade) {
     if let (Ok(client), Ok(port)) = tokio::join!(client, port) {
         let (mut client, mut port) = (TokioIo::new(client), TokioIo::new(port));
-        // Either side may leave as it likes.
+        // Either side may close the connection.
         let _ = tokio::io::copy_bidirectional(&mut client, &mut port).await;
     }
 }

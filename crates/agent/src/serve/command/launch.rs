@@ -241,7 +241,8 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
 /// Turns the child into the command, except for executing it.
 unsafe fn prepare(child: &Child) -> Result<(), (LaunchStep, c_int)> {
     // SAFETY: system calls on the child's own copies of descriptors and signal actions. The ids are
-    // set by raw calls: the C library's wrappers would try to tell the agent's other threads.
+    // set by raw calls: the C library's wrappers would try to change the agent's other threads,
+    // too.
     unsafe {
         let check = |step: LaunchStep, result: libc::c_long| {
             if result < 0 { Err((step, *libc::__errno_location())) } else { Ok(()) }

@@ -155,8 +155,9 @@ impl Engine {
         Ok(forks)
     }
 
-    /// Deletes a fork that was accepted, if that is what its maker or this caller wanted. One that has more than what was
-    /// accepted, because it runs and went on writing, stays. Answers as [`delete_forks`](Self::delete_forks).
+    /// Deletes a fork that was accepted, if its maker or this caller asked for that. A fork that
+    /// has more than what was accepted, because it runs and kept writing, stays. Answers as
+    /// [`delete_forks`](Self::delete_forks).
     pub async fn clear_accepted(
         &self,
         project: &Name,

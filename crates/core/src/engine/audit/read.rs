@@ -15,7 +15,7 @@ use crate::store::{
 /// How many bytes of a chain are looked at before others may read.
 const READ_BYTES: u64 = 1 << 20;
 
-/// Which entries are wanted, and from where on.
+/// Selects entries, and where to begin.
 #[derive(Debug, Clone)]
 pub struct AuditQuery {
     /// Of which chain.

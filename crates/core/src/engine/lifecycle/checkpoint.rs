@@ -1,9 +1,9 @@
 //! Checkpoints: a snapshot of a session that continues.
 //!
-//! Two ways. When no process but the agent is alive, the root is *exchanged*: a fresh layer goes on
-//! top, the one written so far is sealed under it, and nothing is copied however much it holds. When
-//! processes are alive they may have files open for writing, so they are frozen, what changed since
-//! the last checkpoint is *copied*, and they resume.
+//! Two ways. When no process but the agent is alive, the root is *exchanged*: a fresh layer is put
+//! on top, the one written so far is sealed under it, and nothing is copied however much it holds.
+//! When processes are alive they may have files open for writing, so they are frozen, what changed
+//! since the last checkpoint is *copied*, and they resume.
 //!
 //! Of a machine that keeps its memory it is neither: memory and disk are captured together (`pause`).
 //!

@@ -170,7 +170,7 @@ impl Lifecycle {
                 failpoint::pass("seal.done");
                 step("seal.told");
                 if ending.kind != SnapshotKind::BeforeRollback {
-                    // Before a rollback the snapshot that is wanted might be what goes.
+                    // Before a rollback, retention might remove the snapshot that is its target.
                     self.storage.snapshots.try_to_retain(sandbox).await;
                 }
                 if let Some(timing) = timing {

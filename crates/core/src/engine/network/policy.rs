@@ -10,7 +10,7 @@ use crate::engine::{Error, Result};
 use crate::model::{Connection, DomainPattern, SandboxId, SessionId, Timestamp, Verdict};
 use crate::store::StoreError;
 
-/// Which connections are wanted. All of what is set must hold.
+/// Selects connections. All given conditions must match.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionFilter {
     /// With this outcome.

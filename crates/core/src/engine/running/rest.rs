@@ -29,7 +29,7 @@ impl Default for Rest {
 }
 
 impl Rest {
-    /// How often somebody wanted something of the agent.
+    /// How many calls needed the agent.
     pub(in crate::engine) fn calls(&self) -> u64 {
         self.calls.load(Ordering::SeqCst)
     }

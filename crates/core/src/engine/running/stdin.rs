@@ -7,7 +7,7 @@
 //!
 //! After a lost connection to the agent, or a restart of the daemon, the agent is asked how much it
 //! has taken, and writing continues from there; what was in flight and did not arrive is sent again
-//! by whoever is still sending it, and counts as not taken otherwise.
+//! by a sender that is still there, and counts as not taken otherwise.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +32,7 @@ pub(in crate::engine) struct Input {
     /// Each sender holds this, so that bytes of two callers do not mix.
     turn: tokio::sync::Mutex<()>,
     closed: AtomicBool,
-    /// How often somebody wanted to send something, or to know how much was taken.
+    /// How many callers wanted to send something, or to know how much was taken.
     uses: AtomicU64,
 }
 

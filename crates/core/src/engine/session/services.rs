@@ -258,7 +258,7 @@ enum RunOutcome {
     Ended { code: i32, lasted: Duration },
     /// It never began.
     NotStarted(String),
-    /// It is not wanted any more, or its session is over.
+    /// It is not needed any more, or its session is over.
     Stopped,
 }
 

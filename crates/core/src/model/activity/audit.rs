@@ -190,7 +190,7 @@ impl fmt::Display for AuditChain {
     }
 }
 
-/// Which entries are wanted. All that is given must fit.
+/// Selects entries. All given conditions must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditFilter {
     /// At this time or later.
@@ -206,7 +206,7 @@ pub struct AuditFilter {
 }
 
 impl AuditFilter {
-    /// Whether a record is wanted.
+    /// Whether a record matches.
     #[must_use]
     pub fn wants(&self, record: &AuditRecord) -> bool {
         self.since.is_none_or(|since| record.at >= since)

@@ -85,7 +85,7 @@ pub struct Decision {
     pub redact: bool,
     /// What the session wrote is given up.
     pub discard: bool,
-    /// Large files and junk that are wanted, as globs.
+    /// Large files and junk to keep, as globs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub promote: Vec<String>,
     /// Files that do not enter the snapshot, as globs.

@@ -54,7 +54,7 @@ pub struct Snapshot {
     pub identity_of: Option<SandboxId>,
     /// When it was made.
     pub created_at: Timestamp,
-    /// Who wanted it.
+    /// What caused it.
     #[serde(default)]
     pub method: Method,
     /// When a session, a fork or a new sandbox last started from it.

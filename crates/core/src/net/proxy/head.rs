@@ -70,7 +70,7 @@ pub(super) fn strip_request(parts: &mut Parts) {
         && parts.headers.get(TE).is_some_and(|te| te == "trailers");
     strip(&mut parts.headers);
     parts.headers.remove(HOST);
-    // Our side asks for the body when it is wanted.
+    // Our side asks for the body when it needs it.
     parts.headers.remove(EXPECT);
     if parts.version == Version::HTTP_2 {
         join_cookies(&mut parts.headers);

@@ -50,7 +50,7 @@ const PIECE: usize = 256 << 10;
 /// How long a receiver may take for all of it.
 const PATCH_TAKEN: Duration = Duration::from_secs(600);
 
-/// Which differences are wanted.
+/// Selects differences.
 #[derive(Debug)]
 pub struct DiffOptions {
     /// Only these paths and what is below them; all if `None`.

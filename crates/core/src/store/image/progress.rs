@@ -19,7 +19,7 @@ pub struct Progress {
 pub struct Reporter(Arc<dyn Fn(Progress) + Send + Sync>);
 
 impl Reporter {
-    /// Reports to `hear`.
+    /// Reports to the function `hear`.
     pub fn new(hear: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         Self(Arc::new(hear))
     }

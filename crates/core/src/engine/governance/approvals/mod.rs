@@ -61,7 +61,7 @@ pub(in crate::engine) struct ToAsk {
     pub(in crate::engine) agent_question: Option<String>,
 }
 
-/// Which approvals are wanted. All that is given must fit.
+/// Selects approvals. All given conditions must match.
 #[derive(Debug, Clone, Default)]
 pub struct ApprovalFilter {
     /// With this status.

@@ -62,7 +62,7 @@ const MOST_COMMAND: u64 = 64 << 10;
 /// How many runs of a project may wait for a review.
 const MOST_UNREVIEWED: usize = 10_000;
 
-/// Which runs are wanted. All that is given must fit.
+/// Selects runs. All given conditions must match.
 #[derive(Debug, Clone, Default)]
 pub struct RunFilter {
     /// With one of these; any if there are none.
@@ -404,7 +404,7 @@ impl Runs {
         self.get(project, id)
     }
 
-    /// Ends a run that is not wanted any more.
+    /// Cancels a run.
     pub(in crate::engine) async fn cancel(
         self: &Arc<Self>,
         project: &Name,

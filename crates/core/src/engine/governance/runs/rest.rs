@@ -140,7 +140,7 @@ impl Runs {
     }
 
     /// What a sandbox does. `None` while somebody else than its commands uses it, or it has none. If it is to `stop`, connections to
-    /// its ports do not count: whoever has one open could keep it running beyond its limit.
+    /// its ports do not count: a client with an open one could keep it running beyond its limit.
     async fn look(&self, live: &RunningSandbox, stop: bool) -> Option<Activity> {
         let id = live.sandbox().id.clone();
         if live.is_closed() || self.lifecycle.turns.slot(&id).is_busy() {

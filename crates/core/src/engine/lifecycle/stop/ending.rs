@@ -13,7 +13,7 @@ pub(in crate::engine) struct SnapshotOptions {
 }
 
 impl SnapshotOptions {
-    /// Whether a snapshot of the same files is what is wanted, or another one must be made.
+    /// Whether an existing snapshot of the same files is enough, or another one must be made.
     pub(in crate::engine) fn fits(&self, snapshot: &Snapshot) -> bool {
         self.expiry == Expiry::Retention && (self.label.is_none() || self.label == snapshot.label)
     }

@@ -12,7 +12,7 @@ use crate::engine::{Error, Result};
 use crate::model::{Event, EventFilter, EventId, Name, Timestamp};
 use crate::store::{EventPosition, EventSource, event_sources, read_events};
 
-/// Whose events are wanted.
+/// Selects events by project.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventScope {
     /// A project's.
@@ -23,7 +23,7 @@ pub enum EventScope {
     Everything,
 }
 
-/// Which events are wanted, and from where on.
+/// Selects events, and where to begin.
 #[derive(Debug, Clone)]
 pub struct EventQuery {
     /// Whose.

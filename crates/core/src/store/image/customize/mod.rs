@@ -6,9 +6,9 @@
 //! modes, owners and directories on the way follow the rules that hold for all layers, and two
 //! images that are customized alike share it.
 //!
-//! [`Images::customize`] makes one. [`Images::customized`] makes it only if it is not there as wanted, which is
-//! what a front calls for every sandbox: it costs two small reads when there is nothing to do, and one
-//! caller does the work when there is.
+//! [`Images::customize`] makes one. [`Images::customized`] makes it only if it does not exist in
+//! that form, which is what a front calls for every sandbox: it costs two small reads when there is
+//! nothing to do, and one caller does the work when there is.
 
 mod accounts;
 mod archive;
