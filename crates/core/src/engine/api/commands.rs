@@ -78,7 +78,7 @@ impl Engine {
         if sessions.tracked(&sandbox.id, id).is_some() {
             return None;
         }
-        // Nobody follows it any more, so its record says whether it has ended.
+        // It has no follower any more, so its record shows whether it has ended.
         let command = sessions.find_command(sandbox, id).await.ok()?;
         let live = self.parts.turns.live(&sandbox.id)?;
         if command.state != CommandState::Running || live.session().id != command.session {
@@ -93,7 +93,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NotApproved`] when nobody did.
+    /// Returns [`Error::NotApproved`] when it was not approved.
     pub async fn exec_approved(
         &self,
         project: &Name,

@@ -15,7 +15,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::BadKey`](crate::engine::Error::BadKey) when nobody does, or not any more.
+    /// Returns [`Error::BadKey`](crate::engine::Error::BadKey) when no key has this secret, or not
+    /// any more.
     pub fn authenticate(&self, secret: &str) -> Result<Caller> {
         self.parts.tenancy.authenticate(secret)
     }

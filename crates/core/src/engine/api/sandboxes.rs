@@ -122,7 +122,8 @@ impl Engine {
     /// Returns [`Error::NoSandbox`] when there is none of that name.
     pub async fn get(&self, project: &Name, name: &Name) -> Result<Opened> {
         let sandbox = self.parts.lifecycle.find(project, name).await?;
-        // While the disk hangs, a session that has just begun is in memory nowhere. Nobody waits for it.
+        // While the disk hangs, a session that has just begun is not in memory. No caller waits for
+        // it.
         let session =
             tokio::time::timeout(Duration::from_secs(1), self.parts.lifecycle.session_of(&sandbox));
         let session = match session.await {

@@ -77,7 +77,7 @@ impl Engine {
             holders.extend(self.parts.context.db.sandboxes_based_on(id).await?);
             holders.dedup_by(|one, other| one.id == other.id);
             if holders.is_empty() {
-                // Somebody else was quicker.
+                // Another call was faster.
                 return Err(Error::NoSnapshot(id.clone()));
             }
             let holders = holders.iter().map(|sandbox| format!("`{}`", sandbox.name)).collect();

@@ -203,7 +203,7 @@ impl AuditShared {
     }
 
     /// Whether `what` was not recorded a short time ago. Where more happens in a project than can be remembered, the answer
-    /// is `unless_known`: what anybody outside can cause must not fill the log.
+    /// is `unless_known`: events that outside callers can cause must not fill the log.
     fn is_due(&self, project: Option<&Name>, what: String, unless_known: bool) -> bool {
         let (mut state, now) = (self.state.lock(), Instant::now());
         let is_recent = |at: &Instant| now.duration_since(*at) < AGAIN_AFTER;
@@ -503,7 +503,8 @@ mod tests {
         }
         log.finish().await;
         assert_eq!(entries(&log).len(), 3 + ANONYMOUS_A_MINUTE as usize);
-        // However many there are, a bounded number is remembered, and of what anybody can cause no more is recorded.
+        // However many there are, a bounded number is remembered, and of events that any caller can
+        // cause no more is recorded.
         let due = (0..3 * super::REMEMBERED)
             .filter(|number| log.is_due(None, number.to_string()))
             .count();

@@ -23,7 +23,7 @@ const NAME: &str = "keep.probe";
 /// Why the server is not well.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unwell {
-    /// A word for programs.
+    /// A code for programs.
     pub code: &'static str,
     /// What is wrong, for people.
     pub reason: String,

@@ -1,6 +1,6 @@
 //! Scrubbing: verifies sealed layers against their digests in the background.
 //!
-//! Two jobs, one layer at a time, each at a limited rate so that nobody waits for them:
+//! Two jobs, one layer at a time, each at a limited rate so that they delay no other work:
 //!
 //! - *Digests*: a layer that was sealed is read once, right afterwards, and `digest.jsonl` is written.
 //!   The queue is bounded; what does not fit, or was sealed by a daemon that died, is found by listing

@@ -122,7 +122,8 @@ impl Shortage {
 }
 
 impl DiskLimits {
-    /// Has the trash emptied before anybody is stopped from writing: what was deleted must not cost those who did not delete it.
+    /// Has the trash emptied before any writes are held back: what was deleted must not cost those
+    /// who did not delete it.
     pub(super) fn empty_trash_in_time(self: &Arc<Self>, space: FreeSpace) {
         let enough = space.reserve.min(TRASH_GOES);
         if space.usable >= enough || self.reclaiming.swap(true, Ordering::SeqCst) {
@@ -308,7 +309,7 @@ mod tests {
         assert_eq!(slow.notice(space(64 << 20)), Outlook::Calm);
         assert_eq!(slow.notice(space(63 << 20)), Outlook::Calm, "a mebibyte at a time");
         assert_eq!(slow.notice(space(5 << 20)), Outlook::Short);
-        // Nobody writes: nobody is to blame.
+        // No sandbox writes: none is to blame.
         assert_eq!(slow.notice(space(0)), Outlook::Short);
         assert_eq!(slow.notice(space(0)), Outlook::Calm);
         // Without a reserve there is none to keep.

@@ -66,7 +66,7 @@ impl Capture {
 }
 
 impl Lifecycle {
-    /// What becomes of a sandbox that nobody uses: what it says, or what its driver is best at.
+    /// What happens to an idle sandbox: its own setting, or the best that its driver can do.
     pub(in crate::engine) fn on_idle(&self, sandbox: &Sandbox) -> OnIdle {
         let keeps = || {
             let driver = self.context.driver(&sandbox.config.driver);
@@ -187,7 +187,7 @@ impl Lifecycle {
         Ok((after, snapshot))
     }
 
-    /// The sandbox has no machine any more, as far as anybody can see.
+    /// From here on the sandbox has no machine for all callers.
     fn detach_paused(
         self: &Arc<Self>,
         slot: &Slot,

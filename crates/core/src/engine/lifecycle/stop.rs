@@ -65,7 +65,7 @@ impl Lifecycle {
         if live.is_none() && self.never_began(sandbox).await? {
             return self.roll_back_start(sandbox).await;
         }
-        // What is left of a session that broke off is not timed: nobody waits for it.
+        // The end of a session that broke off is not timed: no caller waits for it.
         let timing = live
             .is_some()
             .then(|| self.context.meters.time(Operation::Stop, &sandbox.config.driver));
@@ -78,7 +78,8 @@ impl Lifecycle {
             self.store.wait_for_room_to_seal().await?;
             self.check_room_to_export(sandbox, keep).await?;
         }
-        // Nobody is asked when a session broke off or its time is up: then the layer is left open.
+        // There is no caller to decide when a session broke off or its time is up: then the layer
+        // is left open.
         let can_go_on = live.is_some() && (ending.is_asked_for() || ending.end == SessionEnd::Idle);
         let mut doubtful = Vec::new();
         if sandbox.decision().accept_doubtful {
@@ -112,7 +113,7 @@ impl Lifecycle {
         {
             return Err(Error::SessionOver);
         }
-        // From here on nobody but the engine asks the agent for anything, and that only to end processes.
+        // From here on only the engine sends requests to the agent, and that only to end processes.
         looked.measured = live.as_ref().and_then(|live| live.measured_ahead(sandbox));
         step("seal.gated");
         sandbox.transition(Change::End(ending))?;
@@ -564,7 +565,7 @@ impl Lifecycle {
             self.records.recorded(sandbox);
             return Ok(());
         };
-        // Nobody deletes it in between, when no sandbox stands on it yet.
+        // No other call deletes it in between, when no sandbox stands on it yet.
         let _record = self.storage.snapshots.snapshot_locks.lock(&snapshot.id).await;
         let mut after = sandbox.clone();
         after.current = Some(snapshot.id.clone());

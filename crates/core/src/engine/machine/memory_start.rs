@@ -44,7 +44,7 @@ pub(in crate::engine) enum StartMethod {
     Memory(Box<Snapshot>),
     /// The image's disks alone; this is why.
     Disks(String),
-    /// Memory that belongs to nobody.
+    /// Memory of a template, which belongs to no sandbox.
     Template,
     /// The same, with the root of an image mounted already: only its identity is missing.
     ImageTemplate,

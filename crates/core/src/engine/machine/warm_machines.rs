@@ -143,7 +143,7 @@ impl Machines {
         let mut told = pin!(waiting.guest.renew(renew));
         let mut adopted = pin!(memory.adopt(&waiting.machine.key, machine));
         // The message most likely arrives before it resumes, and it finds it with the first look.
-        // If it does not resume, nobody waits for an answer.
+        // If it does not resume, the answer is not waited for.
         let (early, link) = tokio::select! {
             biased;
             early = &mut told => (Some(early), adopted.await?),
@@ -157,8 +157,9 @@ impl Machines {
         Ok(link)
     }
 
-    /// Has it on stable storage that the disks of a machine have moved. Nobody waits for it: a create is answered after its record is synced,
-    /// which was written later. A first start that is no create is as exposed to a power cut in this moment as any that just began.
+    /// Syncs in the background that the disks of a machine have moved. No caller waits for it: a
+    /// create is answered after its record is synced, which was written later. A first start that
+    /// is no create is as exposed to a power cut in this moment as any that just began.
     fn sync_soon(&self, machine: &Machine) {
         let place = machine.root.writable_dir.clone();
         let key = machine.key.clone();

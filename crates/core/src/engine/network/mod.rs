@@ -67,7 +67,7 @@ impl Network {
     fn sockets_of(&self, project: &Name) -> Arc<ProjectSockets> {
         let mut all = self.sockets.lock();
         let most = self.tenancy.project_network(project).ok().and_then(|it| it.max_connections);
-        // Of projects that are gone, nobody has any.
+        // Of deleted projects, no session has any.
         all.retain(|_, sockets| Arc::strong_count(sockets) > 1);
         Arc::clone(all.entry(project.clone()).or_insert_with(|| ProjectSockets::new(most)))
     }

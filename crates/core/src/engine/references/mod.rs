@@ -3,7 +3,7 @@
 //! The reference counts are kept in memory, filled at start-up and changed with every manifest.
 //! Code that is about to reference a layer has a [`LayerHold`](crate::store::LayerHold) on it from
 //! before it reads the chain until the manifest that names it is written. No lock is held over any
-//! of that, so nobody waits for a copy, a compaction or a deletion of another sandbox.
+//! of that, so no operation waits for a copy, a compaction or a deletion of another sandbox.
 
 pub(in crate::engine) mod digest_queue;
 pub(in crate::engine) mod doubts;

@@ -200,7 +200,8 @@ impl ChangeTracking {
         self.state.lock().session = Some(changes);
     }
 
-    /// The layer on top of `chain` is about to be exchanged, with nobody at work. What was not looked at is looked at later.
+    /// The layer on top of `chain` is about to be exchanged, with no command running. What was not
+    /// looked at is looked at later.
     pub(in crate::engine) fn leave_layer(&self, chain: &[LayerId]) {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -345,7 +346,7 @@ impl ChangeTracking {
             .map(|session| SessionChanges { complete: session.complete && complete, ..session })
     }
 
-    /// Nobody looks any more at what was changed in the session since the last look.
+    /// What was changed in the session since the last look will not be looked at.
     pub(in crate::engine) fn give_up_session(&self) {
         self.state.lock().count(None, false);
     }
@@ -462,7 +463,7 @@ impl ChangeTracking {
         None
     }
 
-    /// Nobody will look at what a command that has ended changed: answers with what looks have seen by now.
+    /// What an ended command changed will not be looked at: returns what looks have seen by now.
     pub(in crate::engine) fn give_up(&self, command: &CommandId) -> Option<ChangeRecord> {
         let mut state = self.state.lock();
         let Some(mut open) = state.open.remove(command) else {
@@ -528,7 +529,7 @@ impl TrackingState {
         }
     }
 
-    /// Nobody looks at what these commands changed, which have ended.
+    /// What these ended commands changed will not be looked at.
     fn give_up(&mut self, commands: &[CommandId]) {
         self.count(None, false);
         for id in commands {

@@ -153,7 +153,7 @@ impl StdinHandle {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::StdinClosed`] or [`Error::CommandEnded`] when nobody will read them.
+    /// Returns [`Error::StdinClosed`] or [`Error::CommandEnded`] when they will not be read.
     pub async fn send(&self, bytes: Bytes) -> Result<()> {
         let _turn = self.tracked.stdin.turn.lock().await;
         self.put(&mut None, &bytes, Until::Taken).await
@@ -166,7 +166,7 @@ impl StdinHandle {
     /// # Errors
     ///
     /// Returns [`Error::StdinGap`] when bytes before `offset` are missing, and
-    /// [`Error::StdinClosed`] or [`Error::CommandEnded`] when nobody will read these.
+    /// [`Error::StdinClosed`] or [`Error::CommandEnded`] when these will not be read.
     pub async fn send_at(
         &self,
         offset: Option<u64>,

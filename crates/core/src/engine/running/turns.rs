@@ -5,7 +5,8 @@
 //! hangs up while a sandbox is being sealed takes nothing with it.
 //!
 //! After a restart of the daemon the first turn of every sandbox is its recovery's ([`Recovering`]), taken
-//! before anybody else can. Callers that need the sandbox meanwhile wait for that, with a deadline.
+//! before any other caller can. Callers that need the sandbox meanwhile wait for that, with a
+//! deadline.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -114,7 +115,7 @@ impl Turns {
         join_all(slots.iter().map(|slot| slot.idle())).await;
     }
 
-    /// Drops the slots that nobody needs.
+    /// Drops unused slots.
     pub(in crate::engine) fn tidy_slots(&self) {
         self.slots().retain(|_, slot| Arc::strong_count(slot) > 1 || slot.live().is_some());
     }

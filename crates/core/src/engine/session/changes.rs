@@ -7,14 +7,16 @@
 //!                          └─> counts into the command's record, paths into a file beside its log
 //! ```
 //!
-//! Nobody waits for a look for long: a command that starts waits [`START_WAITS`], the record of one that
-//! ended [`RECORD_WAITS`]. If the look takes longer, because there are very many files, the records say
-//! that their commands overlap, and the counts are added to the record when they are known.
+//! Every wait for a look is short: a command that starts waits [`START_WAITS`], the record of one
+//! that ended [`RECORD_WAITS`]. If the look takes longer, because there are very many files, the
+//! records say that their commands overlap, and the counts are added to the record when they are
+//! known.
 //!
 //! A microVM's files are on a disk of its own, so its agent looks (`guest`).
 //!
 //! What all looks of a session found is added up in the session's record. What was written after the last look is looked at
-//! when the session is over, in the layer that was sealed: nobody waits for that, and the record is written again.
+//! when the session is over, in the layer that was sealed: no caller waits for that, and the record
+//! is written again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -150,7 +152,7 @@ impl Sessions {
         let sandbox = live.sandbox();
         let begun = Instant::now();
         let Some(layer) = sandbox.open_layer() else {
-            // The session is over. Nobody looks again, so those who wait are answered.
+            // The session is over. There are no further looks, so waiting callers are answered.
             live.changes.look_ends(None, begun.elapsed());
             return;
         };
@@ -180,7 +182,8 @@ impl Sessions {
         self.complete_session(live).await;
     }
 
-    /// Compares a layer, on top of a chain, with its names at the last look. Without `relayer` nobody writes to it any more.
+    /// Compares a layer, on top of a chain, with its names at the last look. Without `relayer`
+    /// nothing writes to it any more.
     async fn look_at_layer(
         &self,
         live: &RunningSandbox,

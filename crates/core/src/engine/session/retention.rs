@@ -9,7 +9,7 @@
 //! The logs of commands that run share a bound of their own ([`LogBudget`]).
 //!
 //! What they take is counted in memory as commands end, and measured once after a start: when a command ends, when somebody
-//! asks, or over time in housekeeping, which also covers sandboxes that nobody uses.
+//! asks, or over time in housekeeping, which also covers unused sandboxes.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicBool;
@@ -239,7 +239,8 @@ impl Sessions {
         going
     }
 
-    /// Measures some sandboxes that were not measured since the start, so that those that nobody uses are within bounds too.
+    /// Measures some sandboxes that were not measured since the start, so that unused ones are
+    /// within bounds too.
     pub(in crate::engine) async fn retain_some_commands(&self) -> Result<()> {
         let all = self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items;
         let there: HashSet<&SandboxId> = all.iter().map(|sandbox| &sandbox.id).collect();

@@ -37,7 +37,8 @@ pub struct SnapshotExport {
 }
 
 impl SnapshotExport {
-    /// Reads all layers of a snapshot, which `hold` keeps. Ends when nobody waits for it any more.
+    /// Reads all layers of a snapshot, which `hold` keeps. Ends when no caller waits for it any
+    /// more.
     pub(in crate::engine) async fn prepare(
         store: &Store,
         snapshot: &Snapshot,
@@ -85,7 +86,7 @@ impl SnapshotExport {
     }
 }
 
-/// Takes bytes and keeps none, until nobody waits for the sum any more.
+/// Discards bytes, until no caller waits for the sum any more.
 struct WhileWanted(CancellationToken);
 
 impl Write for WhileWanted {

@@ -207,8 +207,8 @@ impl SealGuard {
         self.told(&inspection, passed).await
     }
 
-    /// Looks at what a session wrote to a drive, when there is nobody left to ask: what must not be sealed
-    /// is kept aside, so that nothing is lost and nothing leaks.
+    /// Searches what a session wrote to a drive, when no caller is left to decide: what must not be
+    /// sealed is quarantined, so that nothing is lost and nothing leaks.
     pub(in crate::engine) async fn guard_drive(
         &self,
         sandbox: &Sandbox,

@@ -1,13 +1,13 @@
 //! Retention, expiry and deletion of snapshots.
 //!
 //! - A snapshot that goes leaves a *tombstone*: its record without layers, for lists to show for
-//!   [`REMEMBERED`]. The index decides whether it may go, in one statement, so that nobody comes to
-//!   stand on it meanwhile; then the tombstone is written over the manifest.
-//! - *Retention* never drops what some sandbox stands on: an expired snapshot strands nobody. Only
-//!   [`Engine::delete_snapshot`](crate::engine::Engine::delete_snapshot) with `force` does. The tombstone comes first, then every sandbox that
-//!   stood on it is marked in its turn (`missing`); after a crash in between, the next daemon marks
-//!   the rest. A start that read the snapshot before holds its layers by then, and any later one is
-//!   refused.
+//!   [`REMEMBERED`]. The index decides whether it may be dropped, in one statement, so that no
+//!   sandbox comes to stand on it meanwhile; then the tombstone is written over the manifest.
+//! - *Retention* never drops what some sandbox stands on: an expired snapshot strands no sandbox.
+//!   Only [`Engine::delete_snapshot`](crate::engine::Engine::delete_snapshot) with `force` does.
+//!   The tombstone comes first, then every sandbox that stood on it is marked in its turn
+//!   (`missing`); after a crash in between, the next daemon marks the rest. A start that read the
+//!   snapshot before holds its layers by then, and any later one is refused.
 //! - Every change of an existing record (its use, its label, its layers' number, its end) holds the
 //!   record's lock, so that none of them brings back a deleted one.
 
@@ -284,8 +284,8 @@ impl Snapshots {
         Ok(boundary)
     }
 
-    /// Drops what has expired and what deleted sandboxes left that nobody stands on any more, and
-    /// tombstones whose time is up.
+    /// Drops expired snapshots and those of deleted sandboxes that no sandbox stands on any more,
+    /// and expired tombstones.
     pub(in crate::engine) async fn retain_all(&self) -> Result<()> {
         let time = self.context.expiry_time();
         if let Some(time) = time {

@@ -3,8 +3,8 @@
 //! Sums over sealed layers come from memory. What sessions under way have written has to be measured by walking their
 //! files, which can be millions, and what is in quarantine by reading the records of all projects;
 //! so a measurement is used again for [`AGAIN`] times as long as it took, and callers meanwhile
-//! wait for the one in progress. However often anybody asks, a layer is walked for a tenth of the
-//! time.
+//! wait for the one in progress. However many callers there are, a layer is walked for a tenth of
+//! the time.
 //!
 //! A project's usage covers its own sandboxes, drives and snapshots only. Sums over all projects and the free space of the disk
 //! are visible to operators of the host only.

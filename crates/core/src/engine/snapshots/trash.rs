@@ -37,7 +37,7 @@ pub struct TrashItem {
     pub name: Name,
     /// When it was deleted.
     pub deleted_at: Timestamp,
-    /// Whether it expired, and nobody asked for it.
+    /// Whether it expired, without a request.
     pub expired: bool,
     /// How many snapshots went with it.
     pub snapshots: usize,

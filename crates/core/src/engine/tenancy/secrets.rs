@@ -233,7 +233,7 @@ impl Secrets {
         Ok(secret)
     }
 
-    /// Writes a secret down without the values that nobody needs; one without any is gone.
+    /// Saves a secret without the values that are not needed any more; one without any is removed.
     async fn prune(&self, secret: &mut Secret, given: &BTreeSet<(SecretName, u64)>) -> Result<()> {
         let kept = if secret.deleted_at.is_some() { 0 } else { KEPT };
         let old = secret.versions.len().saturating_sub(kept);

@@ -163,7 +163,7 @@ impl Tenancy {
         self.require_project(&caller.project)?;
         let far = || Error::invalid("expires", "too far away");
         let expires = later(expires).ok_or_else(far)?;
-        // A token that was made with a token ends with it: nobody prolongs what was lent to them.
+        // A token that was made with a token ends with it: its holder cannot prolong it.
         let expires = caller.until.map_or(expires, |until| until.min(expires));
         let claims = Claims {
             aud: FOR_CALLS.to_owned(),

@@ -1,7 +1,7 @@
 //! Approvals: asked, answered, expired.
 //!
-//! An answer is on disk before anybody acts on it. Expiry goes by the monotonic clock once a question was asked: a wall
-//! clock that jumps gives no answers.
+//! An answer is on disk before it takes effect. Expiry uses the monotonic clock once a question was
+//! asked: a wall clock that jumps gives no answers.
 
 mod decided;
 mod gate;
@@ -349,7 +349,8 @@ impl Approvals {
         Ok(approval)
     }
 
-    /// Closes an approval that nobody has a use for any more: its default does not count. What was answered stays as it is.
+    /// Closes an approval that is not needed any more: its default does not count. An answered one
+    /// stays as it is.
     pub(in crate::engine) async fn close(&self, approval: &Approval, why: &str) {
         self.end(approval, why, false).await;
     }
@@ -431,7 +432,8 @@ impl Approvals {
         Err(Error::NotApproved { approval: id, question, why })
     }
 
-    /// Closes what nobody answered in time, and removes the oldest of what was answered.
+    /// Closes approvals that were not answered in time, and removes the oldest of the answered
+    /// ones.
     pub(in crate::engine) async fn tend(&self) {
         let clock = self.context.settings.clock.monotonic();
         for Entry { approval, .. } in
@@ -502,7 +504,7 @@ impl Approvals {
         Ok(())
     }
 
-    /// Writes into the audit log what nobody called for.
+    /// Records in the audit log what happened without a caller.
     fn record(&self, approval: &Approval, action: &str) {
         let target = format!("approval/{}", approval.id);
         let mut record = AuditRecord::by_system(Some(&approval.project), action, Some(target))

@@ -225,7 +225,7 @@ impl Runs {
     }
 }
 
-/// Refuses a run that nobody can decide about at the moment.
+/// Refuses a run that cannot be decided about at the moment.
 fn ready(run: &Run) -> Result<()> {
     match (run.status(), run.pending) {
         (RunStatus::ReadyForReview, None) => Ok(()),

@@ -423,7 +423,7 @@ impl Runs {
         self.get(project, id)
     }
 
-    /// Deletes a project with `delete`, unless runs of it are not over. Nobody adds one meanwhile.
+    /// Deletes a project with `delete`, unless runs of it are not over. No run is added meanwhile.
     pub(in crate::engine) async fn delete_project(
         &self,
         project: &Name,

@@ -170,7 +170,8 @@ impl Runs {
         found.map_or(true, |found| busy.sandboxes.insert(found.id))
     }
 
-    /// Announces the expiry of runs that nobody reviews, expires them, and removes the oldest that have ended.
+    /// Announces the expiry of unreviewed runs, expires them, and removes the oldest that have
+    /// ended.
     async fn expire(self: &Arc<Self>) {
         if let Some(time) = self.context.expiry_time() {
             for run in self.due(time) {

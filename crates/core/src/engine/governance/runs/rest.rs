@@ -139,8 +139,9 @@ impl Runs {
         self.approvals.pending_of(sandbox)
     }
 
-    /// What a sandbox does. `None` while somebody else than its commands uses it, or it has none. If it is to `stop`, connections to
-    /// its ports do not count: a client with an open one could keep it running beyond its limit.
+    /// What a sandbox does. `None` while it is used by more than its commands, or has none. If it
+    /// is to `stop`, connections to its ports do not count: a client with an open one could keep it
+    /// running beyond its limit.
     async fn look(&self, live: &RunningSandbox, stop: bool) -> Option<Activity> {
         let id = live.sandbox().id.clone();
         if live.is_closed() || self.lifecycle.turns.slot(&id).is_busy() {
@@ -312,7 +313,8 @@ fn input_of(live: &RunningSandbox) -> u64 {
     live.commands.lock().values().map(|tracked| tracked.stdin.uses()).sum()
 }
 
-/// Whether somebody follows a command and may type into it: nobody would wake a paused machine for that.
+/// Whether somebody follows a command and may type into it: no call would wake a paused machine for
+/// that.
 fn is_attended(live: &RunningSandbox) -> bool {
     live.commands.lock().values().any(|tracked| {
         let record = tracked.record();

@@ -21,7 +21,7 @@ pub(super) enum Spending {
     Within,
     /// Somebody is asked.
     Waits,
-    /// Nobody approved more.
+    /// More was not approved.
     Refused(String),
 }
 

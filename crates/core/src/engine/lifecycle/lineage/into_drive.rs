@@ -75,7 +75,7 @@ impl Lifecycle {
         Err(StoreError::Busy { why }.into())
     }
 
-    /// A drive that nobody writes to.
+    /// A drive without a writer.
     async fn free_drive(&self, project: &Name, name: &Name) -> Result<Drive> {
         let _drives = self.storage.drives.changes.lock().await;
         let mut drive = self.storage.drives.find_drive(project, name).await?;

@@ -26,7 +26,7 @@ impl From<Ending> for SnapshotOptions {
 }
 
 impl Ending {
-    /// What an end makes that nobody asked for.
+    /// The options of a snapshot that a session's end takes without a request.
     pub(in crate::engine) fn by_itself(kind: SnapshotKind, end: SessionEnd) -> Self {
         Self { end, kind, always: false, method: Method::Automatic, expiry: Expiry::Retention }
     }

@@ -184,7 +184,7 @@ impl Compaction {
         }
     }
 
-    /// The same some time after a stop, when nobody waits for anything.
+    /// The same some time after a stop, when no caller waits.
     pub(in crate::engine) fn after_stop(self: &Arc<Self>, sandbox: &Sandbox) {
         let (this, sandbox) = (Arc::clone(self), sandbox.clone());
         self.context.tasks.spawn(async move {
