@@ -51,7 +51,7 @@ impl<K: Eq + Hash + Clone> KeyedLock<K> {
         KeyGuard { _guard: lock.blocking_lock_owned(), _claim: claim }
     }
 
-    /// The lock of a key, if nobody has it.
+    /// The lock of a key, if it is free.
     pub(crate) fn try_lock(&self, key: &K) -> Option<KeyGuard<K>> {
         let (claim, lock) = self.claim(key);
         Some(KeyGuard { _guard: lock.try_lock_owned().ok()?, _claim: claim })

@@ -48,7 +48,7 @@ pub(crate) trait Maker<K, T>: Send + Sync + 'static {
     /// Makes an item, or logs why not.
     async fn make(self: Arc<Self>, kind: K) -> Option<T>;
 
-    /// Ends an item that nobody took.
+    /// Ends an unused item.
     async fn discard(self: Arc<Self>, item: T);
 }
 

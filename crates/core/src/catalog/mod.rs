@@ -36,7 +36,7 @@ pub type CatalogResult<T> = Result<T, CatalogError>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogError {
-    /// Somebody else saved the record since the caller read it. Nothing was changed.
+    /// Another caller saved the record since this one read it. Nothing was changed.
     #[error("the record of {sandbox} is at revision {found} by now, not at {expected}")]
     Conflict {
         /// The sandbox.

@@ -5,7 +5,7 @@
 //! disk. The engine reads through it; only the catalog writes to it.
 //!
 //! Two things it decides, atomically: who gets a name ([`Db::claim`], [`Db::claim_drive`]), and
-//! whether a snapshot that is to go has anybody standing on it ([`Db::put_tombstone`]).
+//! whether a sandbox stands on a snapshot that is to be dropped ([`Db::put_tombstone`]).
 //!
 //! A deleted snapshot is a *tombstone* for a while. Only callers that ask for tombstones see them.
 //!
@@ -124,11 +124,11 @@ pub enum Tombstones {
 /// Who may stand on a snapshot that is to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unless<'a> {
-    /// Nobody; and no fork may have begun there.
+    /// No sandbox; and no fork may have begun there.
     Held,
-    /// Nobody but this one, who lets go.
+    /// No sandbox but this one, which gives it up.
     HeldByOther(&'a SandboxId),
-    /// Anybody.
+    /// Any sandbox.
     Never,
 }
 
@@ -317,7 +317,7 @@ pub trait Db: fmt::Debug + Send + Sync {
     /// already: then nothing changes and the answer is false. Atomic with [`claim`](Self::claim) and
     /// [`put_sandbox`](Self::put_sandbox).
     async fn put_tombstone(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool>;
-    /// Forgets a snapshot or a tombstone that nobody stands on.
+    /// Removes the record of a snapshot or a tombstone that no sandbox stands on.
     async fn remove_snapshot(&self, id: &SnapshotId) -> DbResult<()>;
 
     /// Adds a drive, unless its project has one of that name: then nothing changes and the answer is false.

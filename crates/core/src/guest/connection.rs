@@ -430,7 +430,7 @@ fn parse<T: serde::de::DeserializeOwned>(payload: &[u8]) -> Result<T, String> {
     serde_json::from_slice(payload).map_err(|error| format!("an answer cannot be read: {error}"))
 }
 
-/// An open stream. Dropping it notifies the agent that nobody listens any more.
+/// An open stream. Dropping it notifies the agent that there is no listener any more.
 #[derive(Debug)]
 pub(super) struct Handle {
     owner: Arc<ConnectionOwner>,

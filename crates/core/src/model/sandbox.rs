@@ -295,7 +295,7 @@ impl Sandbox {
         self.state.failure().and_then(|failure| failure.why.as_deref())
     }
 
-    /// What the guard found in what the last session wrote, and nobody has decided about.
+    /// What the guard found in what the last session wrote, and what is not decided yet.
     #[must_use]
     pub fn guarded(&self) -> &[Finding] {
         self.state.failure().map_or(&[], |failure| &failure.guarded)

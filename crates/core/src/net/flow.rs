@@ -17,8 +17,8 @@ use crate::model::Protocol;
 pub(super) enum OpenDecision {
     /// It is reset.
     Refuse,
-    /// The stack dials this address; when somebody answers, the connection is accepted inside and given to
-    /// [`FlowHandler::relay`]. When nobody does, it is reset.
+    /// The stack dials this address; when it answers, the connection is accepted inside and given
+    /// to [`FlowHandler::relay`]. When it does not, the connection is reset.
     Dial(SocketAddr, Arc<OpenFlow>),
     /// It is accepted at once and given to [`FlowHandler::serve`]: what it is for shows in its first bytes.
     Serve,
@@ -45,7 +45,7 @@ pub(super) trait FlowHandler: Send + Sync + 'static {
     /// A flow was not opened: there is no socket for it.
     fn no_socket(&self, protocol: Protocol, to: SocketAddr, why: NoSocket);
 
-    /// Nobody answered at the address that was to be dialled.
+    /// The address that was to be dialled did not answer.
     fn unanswered(&self, open: &OpenFlow, error: &io::Error);
 
     /// Carries a connection that was dialled to its end.

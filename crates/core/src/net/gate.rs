@@ -1,7 +1,7 @@
 //! Effects that need an approval first: the first contact with a host, the use of a secret.
 //!
-//! This layer holds flows and requests and knows nobody who could answer. The engine hands in a [`Gate`] per session. It is
-//! asked after the rules: what these refuse is never asked for.
+//! This layer holds flows and requests and cannot answer questions. The engine passes a [`Gate`]
+//! per session. It is asked after the rules: what these refuse is never asked for.
 
 use std::fmt;
 

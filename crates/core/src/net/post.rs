@@ -56,7 +56,7 @@ pub enum PostError {
     /// The name has no address.
     #[error("{0} has no address")]
     NoAddress(String),
-    /// Nobody answers there, or not in HTTP.
+    /// The address does not answer, or not in HTTP.
     #[error("{host}: {source}")]
     Io {
         /// The host.

@@ -20,7 +20,7 @@ const OF_ALL: usize = 4;
 const OF_PROJECT: usize = 2;
 /// However few there are.
 const AT_LEAST: usize = 16;
-/// More are not of use to anybody, and a semaphore has bounds.
+/// More are of no use, and a semaphore has bounds.
 const AT_MOST: usize = 1 << 20;
 
 static ALL: LazyLock<SocketBudget> = LazyLock::new(|| {
@@ -209,7 +209,7 @@ mod tests {
         held.truncate(249);
         held.push(sandboxes[9].take().expect("one is free"));
         assert!(sandboxes[9].take().is_err());
-        // Those of other projects have nothing to do with it, and half of all is what nobody set.
+        // Those of other projects do not count, and half of all is the default.
         held.clear();
         mine.set(None);
         assert!(sandboxes[9].take().is_ok());

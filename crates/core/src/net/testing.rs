@@ -182,7 +182,7 @@ impl FakeNameServer {
     pub(super) async fn start(
         answer: impl Fn(&Message) -> Option<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
-        // The same port for both; somebody else may have one of them.
+        // The same port for both; another process may have one of them.
         let (datagrams, streams) = loop {
             let datagrams = UdpSocket::bind("127.0.0.1:0").await.unwrap();
             if let Ok(streams) = TcpListener::bind(datagrams.local_addr().unwrap()).await {

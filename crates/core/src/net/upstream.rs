@@ -249,7 +249,7 @@ impl Upstream {
     pub(super) fn is_own(&self, to: Destination) -> bool {
         let mut own = self.own.lock();
         if own.looked.elapsed() > FRESH {
-            // Asked for every packet that begins something: nobody waits for files here.
+            // Called for every packet that begins something: it must not wait for files.
             own.looked = Instant::now();
             let shared = Arc::clone(&self.own);
             match Handle::try_current() {

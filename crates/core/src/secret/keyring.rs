@@ -266,7 +266,7 @@ fn exact(bytes: &[u8]) -> Option<Zeroizing<[u8; KEY]>> {
     bytes.try_into().ok().map(Zeroizing::new)
 }
 
-/// Reads a key file, which nobody but its owner may be able to read.
+/// Reads a key file, which only its owner may be able to read.
 fn read(path: &Path) -> Result<Zeroizing<[u8; KEY]>, BadKey> {
     let failed = |source| BadKey::Io { path: path.to_owned(), source };
     let bytes = Zeroizing::new(std::fs::read(path).map_err(failed)?);

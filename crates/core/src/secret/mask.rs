@@ -9,8 +9,8 @@
 //!   same.
 //! - Nothing overtakes. The order of both streams together is what output is numbered by; what comes after
 //!   a tail that is held, on whichever stream, waits behind it.
-//! - Nobody waits for long. At the caller's request ([`Masker::decide`]) what is held is released:
-//!   as it is when it is at most half of a value, masked when it is more.
+//! - Readers do not wait for long. At the caller's request ([`Masker::decide`]) what is held is
+//!   released: as it is when it is at most half of a value, masked when it is more.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Attempts to get out of a machine of its own, by its root and by a hypervisor that was taken over. Each must fail, and cost
-//! nobody else anything.
+//! Attempts to get out of a machine of its own, by its root and by a hypervisor that was taken
+//! over. Each must fail, and affect no other sandbox.
 //!
 //! Machines are dear where they are emulated, so there are two for all attempts: one that tries, and a neighbour.
 
@@ -210,7 +210,7 @@ async fn what_the_firmware_tells(engine: &Engine, house: &House) {
     assert!(!all.contains(&host) && !all.contains("sandkeep-test"), "{all}");
 }
 
-/// Every way to somebody else that a root with a raw socket has.
+/// Every way to another sandbox that a root with a raw socket has.
 const FRAMES: &str = r#"
 sub inet_aton { pack 'C4', split /\./, $_[0] }
 sub at { my ($port, $host) = @_; pack 'S n a4 x8', 2, $port, inet_aton($host) }

@@ -123,7 +123,8 @@ async fn every_checkpoint_of_an_idle_session_can_be_started() {
     engine.shutdown().await;
 }
 
-/// A snapshot that is taken while layers of the one before are merged is merged afterwards: nobody need come by again.
+/// A snapshot that is taken while layers of the one before are merged is merged afterwards, without
+/// another request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chain_that_grew_during_a_merge_is_merged_too() {
     let mut house = house!();

@@ -140,7 +140,7 @@ async fn one_writes_and_many_read() {
     let tried = sh(&engine, "reader", "cat /data/file; echo x > /data/file").await;
     assert_eq!(tried.out, "one\n");
     assert!(tried.err.contains("Read-only"), "{tried:?}");
-    // Waking it waits for nobody, but a sandbox that wants to write has to wait.
+    // Waking it waits for nothing, but a sandbox that wants to write has to wait.
     let refused = engine.start(&project(), &name("writer"), None).await.map(drop).unwrap_err();
     assert!(matches!(refused, Error::DriveAttached { .. }), "{refused}");
     let writer = engine.get(&project(), &name("writer")).await.unwrap().sandbox;

@@ -146,7 +146,7 @@ async fn the_first_contact_with_a_host_waits_and_is_remembered() {
     let listed = listed.expect("the journal").items;
     let refused = listed.iter().find(|line| line.name.as_deref() == Some("b.test"));
     assert!(refused.is_some_and(|line| line.rule.contains("denied: seen")), "{listed:?}");
-    // A name that was denied does not exist any more; nobody is asked again.
+    // A name that was denied does not exist any more; there is no new question.
     assert!(!sh(&engine, "app", &bash("b.test")).await.out.contains("welcome"));
     let all = engine.approvals(&project(), &ApprovalFilter::default(), &Page::all());
     assert_eq!(all.expect("a list").items.len(), 2);

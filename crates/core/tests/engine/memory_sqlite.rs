@@ -48,7 +48,8 @@ fn house(test: &str) -> Option<House> {
     house.map_err(|why| skipped(test, &why)).ok()
 }
 
-/// What to run to ask a database, patiently: somebody else writes to it all the time.
+/// The command that queries a database, with a long wait for locks: another process writes to it
+/// all the time.
 fn sqlite(journal: &str) -> String {
     format!("sqlite3 -bail -cmd '.timeout 60000' /work/{journal}.db")
 }

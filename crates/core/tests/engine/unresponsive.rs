@@ -216,7 +216,7 @@ async fn a_command_whose_start_was_not_answered_is_found_again() {
         (record.state != CommandState::Running).then_some(record)
     })
     .await;
-    // It was asked for before anybody gave up, and so it ran.
+    // It was requested before any caller gave up, and so it ran.
     let record = engine.command(&project(), &name("app"), &command).await.unwrap();
     assert_eq!((record.state, record.exit_code), (CommandState::Exited, Some(0)));
     assert_eq!(ok(&engine, "app", "cat /work/late").await, "late\n");

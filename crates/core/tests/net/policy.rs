@@ -53,7 +53,8 @@ async fn converse(mut stream: TcpStream) {
     while matches!(stream.read(&mut [0; 64]).await, Ok(1..)) {}
 }
 
-/// An engine on whose host `a.test`, `b.test` and `held.test` lead to the server, and nobody else is asked.
+/// An engine on whose host `a.test`, `b.test` and `held.test` lead to the server, and no other name
+/// server is asked.
 async fn open(house: &mut House, server: &Server) -> Engine {
     let here = vec!["127.0.0.1".parse().expect("an address")];
     let names = ["a.test", "b.test", "held.test"].map(|name| (name.to_owned(), here.clone()));

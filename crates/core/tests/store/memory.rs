@@ -1,4 +1,5 @@
-//! Memory layers: sealed whole or not at all, looked at before they are used, and gone when nobody holds them.
+//! Memory layers: sealed whole or not at all, checked before they are used, and removed when
+//! nothing holds them.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

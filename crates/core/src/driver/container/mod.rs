@@ -17,8 +17,9 @@
 //!
 //! *What is left to the background.* Taking an overlay down means forgetting every file that was
 //! looked at through it, and a sync of the whole filesystem: up to a hundred milliseconds in which
-//! nothing can be written any more and nobody needs to wait. So `stop` holds the mounts until the
-//! processes are gone and the layer is sealed ([`release`]), and a builder that has swapped a root is not waited for.
+//! nothing can be written any more and no caller needs to wait. So `stop` holds the mounts until
+//! the processes are gone and the layer is sealed ([`release`]), and a builder that has swapped a
+//! root is not waited for.
 //!
 //! *Prebuilt containers.* See [`prebuilt`].
 //!
@@ -71,7 +72,7 @@ const TURN: Duration = Duration::from_secs(1);
 /// Where the driver keeps things on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerConfig {
-    /// The `keep-agent` program on disk, written by nobody but root.
+    /// The `keep-agent` program on disk, which only root may write.
     pub agent: PathBuf,
     /// Where running machines have their directories. Made if absent, closed to all but root.
     pub run_dir: PathBuf,

@@ -125,7 +125,7 @@ impl Host {
     }
 
     /// Kills the first process, and with it, by the rules of pid namespaces, all others. The kernel
-    /// lets it end only after them, so when it is gone nobody is left to write anything.
+    /// lets it end only after them, so when it is gone no process is left to write anything.
     pub(super) fn kill(&self, key: &MachineKey, process: &OwnedFd) -> DriverResult<()> {
         let directory = self.directory(key);
         match rustix::process::pidfd_send_signal(process, Signal::KILL) {
@@ -161,8 +161,8 @@ impl Host {
                 self.clear(&key)?;
             }
         }
-        // A directory is made before its group and removed after it, so a group without one belongs
-        // to nobody, unless a machine has brought it along.
+        // A directory is made before its group and removed after it, so a group without one has no
+        // owner, unless a machine has brought it along.
         let brought: Vec<_> =
             self.records().into_iter().filter_map(|record| record.group).collect();
         for key in groups {

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! Machines outlive their daemon, its lock does not. So a block that is not locked is free only if the same data directory claimed it
-//! before, if nobody did, or if no process on the host has an id in it. A daemon keeps its blocks until it ends. The directory is
-//! shared by all data directories, and gone after a reboot, like the machines.
+//! before, if it was never claimed, or if no process on the host has an id in it. A daemon keeps
+//! its blocks until it ends. The directory is shared by all data directories, and gone after a
+//! reboot, like the machines.
 //!
 //! Not covered: daemons that share a kernel but not `/run` (in containers). They need different `uid_base`s.
 

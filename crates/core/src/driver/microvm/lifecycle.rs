@@ -381,7 +381,7 @@ fn dial(net: &Path) -> io::Result<UnixDatagram> {
         _ => {}
     }
     let socket = UnixDatagram::bind(short(HOST_SOCKET))?;
-    // Nobody but the hypervisor has a way to it: the directory above is closed.
+    // Only the hypervisor can reach it: the directory above is closed.
     fs::set_permissions(short(HOST_SOCKET), Permissions::from_mode(0o666))?;
     socket.connect(short(NIC_SOCKET))?;
     socket.set_nonblocking(true)?;

@@ -100,7 +100,7 @@ const PLAN: &str = "plan.json";
 /// Where the driver keeps things on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MicrovmConfig {
-    /// The `keep-agent` program on disk, written by nobody but root.
+    /// The `keep-agent` program on disk, which only root may write.
     pub agent: PathBuf,
     /// Where running machines have their directories. Made if absent, closed to all but root.
     pub run_dir: PathBuf,

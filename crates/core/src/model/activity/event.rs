@@ -275,7 +275,7 @@ pub enum EventData {
     /// A run will expire soon unless it is reviewed.
     #[serde(rename = "run.expiring")]
     RunExpiring(EventRun),
-    /// Nobody reviewed a run in time.
+    /// A run was not reviewed in time.
     #[serde(rename = "run.expired")]
     RunExpired(EventRun),
     /// Somebody or something asks for an approval.

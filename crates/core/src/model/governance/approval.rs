@@ -22,7 +22,7 @@ const LONGEST_PATTERN: usize = 512;
 const LONGEST_LINE: usize = 64 << 10;
 /// How long an approval may wait.
 pub const LONGEST_WAIT: Span = Span::days(30);
-/// How long it waits if nobody says.
+/// How long it waits by default.
 pub const USUAL_WAIT: Span = Span::seconds(3600);
 
 /// An approval.

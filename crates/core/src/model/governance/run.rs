@@ -44,7 +44,7 @@ pub enum RunChange {
     Accept,
     /// Its result was rejected.
     Reject,
-    /// Nobody reviewed it in time.
+    /// It was not reviewed in time.
     Expire,
 }
 
@@ -156,7 +156,7 @@ pub enum RunPlace {
 }
 
 impl RunPlace {
-    /// What acceptance does if nobody says.
+    /// What acceptance does by default.
     #[must_use]
     pub fn on_accept(&self) -> AcceptRule {
         match self {

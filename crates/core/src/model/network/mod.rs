@@ -457,7 +457,7 @@ pub enum Verdict {
     Denied,
     /// It was let through and then cut, because the policy changed.
     Cut,
-    /// It was let through, and nobody answered outside.
+    /// It was let through, and got no answer outside.
     Failed,
 }
 

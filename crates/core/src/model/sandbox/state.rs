@@ -119,7 +119,7 @@ pub struct Deletion {
     pub on_delete: OnDelete,
     /// Whether it goes even if what it wrote to drives is lost with it.
     pub forced: bool,
-    /// Whether it is deleted because it expired, and nobody asked for it.
+    /// Whether it is deleted because it expired, without a request.
     pub expired: bool,
 }
 

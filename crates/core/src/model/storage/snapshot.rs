@@ -130,7 +130,7 @@ pub enum SnapshotKind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// Nobody did: it was taken at the end of a session.
+    /// Taken at the end of a session, without a request.
     #[default]
     Automatic,
     /// Somebody asked for it.

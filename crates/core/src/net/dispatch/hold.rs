@@ -60,7 +60,7 @@ impl Dispatcher {
         }
     }
 
-    /// Holds a connection whose host nobody approved yet. What the rules refuse is left to them.
+    /// Holds a connection whose host is not approved yet. What the rules refuse is left to them.
     pub(super) async fn meet_host<G: GuestStream>(
         &self,
         guest: &mut G,
@@ -97,7 +97,7 @@ impl Dispatcher {
             return Ok(());
         }
         let refused = |why: String| Held { name: Some(name.clone()), why };
-        // A name that nobody approved is not looked up either.
+        // A name that is not approved is not looked up either.
         self.hold(guest, first, name, port).await.map_err(refused)?;
         if !self.names.gave(ip, name).await {
             self.hold(guest, first, &ip.to_string(), port).await.map_err(refused)?;
@@ -170,7 +170,8 @@ impl Dispatcher {
         let _ = timeout(READ_WITHIN, told).await;
     }
 
-    /// Refuses datagrams to a host that nobody approved yet, and has somebody asked: they cannot be held. Says whether it did.
+    /// Refuses datagrams to a host that is not approved yet, and asks for an approval: they cannot
+    /// be held. Returns whether it did.
     pub(super) fn refuses_datagrams(&self, protocol: Protocol, to: SocketAddr) -> bool {
         let waits = "it waits for an approval; datagrams are not held";
         if let Some(name) = self.names.stand_in(to.ip()) {

@@ -78,7 +78,7 @@ impl fmt::Debug for Dispatcher {
 /// What something was let through for. `names` are those that its address had been given out for.
 #[derive(Debug, Clone)]
 enum Basis {
-    /// A connection that nobody looked at.
+    /// A connection that was not inspected.
     Unseen {
         to: Destination,
         names: Vec<String>,

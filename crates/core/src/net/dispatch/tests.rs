@@ -158,7 +158,7 @@ async fn an_address_is_reachable_for_the_name_that_allows_it_alone() {
 #[tokio::test]
 async fn a_port_in_the_rule_lets_protocols_without_names_through() {
     let world = world(BY_NAME).await;
-    // Nobody asked for the name yet: the address was not given out for it.
+    // The name was not looked up yet: the address was not given out for it.
     world.refused(b"SSH-2.0-test\r\n").await;
     assert!(world.dispatcher.names.gave(world.to.ip(), "git.test").await);
     drop(world.passes(b"SSH-2.0-test\r\n").await);
@@ -276,7 +276,7 @@ async fn a_change_of_policy_asks_what_was_asked_before() {
     other.write_all(b"still").await.unwrap();
     third.read_exact(&mut [0; 5]).await.unwrap();
 
-    // Nobody looked at it.
+    // It was not inspected.
     world.set(r#"{"mode": "allow-all"}"#);
     let OpenDecision::Dial(_, unseen) = world.dispatcher.open(world.to) else {
         panic!("it is not dialled")
@@ -431,7 +431,7 @@ async fn a_flood_of_refusals_does_not_fill_the_journal() {
 }
 
 mod held {
-    //! Connections whose host nobody approved yet.
+    //! Connections whose host is not approved yet.
 
     use super::*;
     use crate::net::testing::TestGate;

@@ -156,7 +156,7 @@ impl NameServer {
         found
     }
 
-    /// The name that an address stands for while nobody has approved its host.
+    /// The name that an address stands for while its host is not approved.
     pub(super) fn stand_in(&self, ip: IpAddr) -> Option<String> {
         self.stand_ins.lock().name(ip)
     }
@@ -234,7 +234,7 @@ impl NameServer {
         }
     }
 
-    /// Answers for a host that nobody has approved yet, and asks nobody outside.
+    /// Answers for a host that is not approved yet, without a query outside.
     fn stand_for(&self, asked: &Question) -> DnsReply {
         match asked.kind {
             RecordType::A => {
@@ -383,7 +383,7 @@ fn asked(message: &Message) -> Result<Question, ResponseCode> {
     if query.query_class() != DNSClass::IN {
         return Err(ResponseCode::Refused);
     }
-    // Labels may hold any byte, dots included; no name that has such is anybody's.
+    // Labels may hold any byte, dots included; no real name has such.
     let labels: Vec<&[u8]> = query.name().iter().collect();
     if labels.iter().any(|label| label.contains(&b'.')) {
         return Err(ResponseCode::NXDomain);

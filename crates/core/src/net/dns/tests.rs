@@ -81,7 +81,7 @@ async fn an_allowed_name_is_answered_and_pinned_under_the_asked_name() {
             RecordType::A => vec![
                 ("www.a.example.", 9000, RData::CNAME(CNAME("cdn.far.test.".parse().unwrap()))),
                 ("cdn.far.test.", 9000, a("198.51.100.1")),
-                // What nobody asked for.
+                // Records that were not asked for.
                 ("other.test.", 9000, a("198.51.100.66")),
             ],
             RecordType::AAAA => vec![("www.a.example.", 5, a("2001:db8::1"))],

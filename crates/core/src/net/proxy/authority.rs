@@ -158,7 +158,7 @@ impl Authority {
             leaf.used = now;
             return Ok(Arc::clone(&leaf.config));
         }
-        // Made without the lock: two who ask at once make it twice, and nobody waits.
+        // Made without the lock: two concurrent callers make it twice, and none waits.
         let config = self.make(name)?;
         let mut leaves = self.leaves();
         if leaves.len() >= KEPT

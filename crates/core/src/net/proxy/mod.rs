@@ -17,7 +17,8 @@
 //!   connection ends after the others.
 //! - What is forwarded is written anew, in both directions: nothing that two readers could
 //!   understand in two ways gets through, and nothing that is meant for one hop.
-//! - Bodies stream. Nobody reads faster than the other side takes; what is kept of a body is bounded.
+//! - Bodies stream. Each side is read only as fast as the other takes; what is kept of a body is
+//!   bounded.
 //! - Credentials are put in last, and taken out of the answer again.
 //!
 //! Whatever fails outside is an answer with 502 and a line in the journal; a certificate that does not prove the real

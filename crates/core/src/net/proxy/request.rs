@@ -149,7 +149,8 @@ impl ProxyConnection {
         if upgrade {
             return Ok(&self.http1);
         }
-        // Without TLS nobody asks what the other side speaks: it is spoken to as we are.
+        // Without TLS there is no negotiation: the other side gets the version that the sandbox
+        // speaks.
         let is_http2 = if self.intercept.tls {
             *self.outside_is_http2.get_or_try_init(|| self.dialler.probe()).await?
         } else {
@@ -196,7 +197,7 @@ impl ProxyConnection {
             RequestAction::Answer(answer) => OwnedRequestAction::Answer(answer.clone()),
             RequestAction::Forward { url, prefix } => {
                 let target = Target::own(*tls, name, to.asked.port(), uri).forwarded(url);
-                // The bound has a word about what its own rule did not send there.
+                // The bound also decides about what its own rule did not send there.
                 if let Some(target) = target.filter(|_| !verdict.by_bound)
                     && let Some(uri) = target.uri()
                     && let Err(rule) =
@@ -261,7 +262,7 @@ pub(super) async fn handle(
         return Ok(answered(answer));
     }
     let flight = proxy.flights.begin(&parts, record, &judged.action);
-    // They may have changed before it was listed, and nobody would have looked at it again.
+    // They may have changed before it was listed, and it would not have been checked again.
     if !Arc::ptr_eq(&rules, &proxy.rules()) {
         proxy.judge_again();
     }
@@ -531,14 +532,14 @@ fn carry(
     masks.headers(&mut parts.headers);
     let mut body = body.map_err(Broken::from).boxed_unsync();
     if !masks.is_empty() {
-        // It is the server's own text, and nobody needs it.
+        // It is the server's own text, and is not needed.
         parts.extensions.remove::<ReasonPhrase>();
     }
     if !masks.is_empty() && !body.is_end_stream() {
         let unfit = if secrets::is_encoded(&parts.headers) {
             Some("compressed")
         } else {
-            // Nobody asked for a range: with a piece at a time a value would come through.
+            // No range was asked for: with a piece at a time a value would come through.
             (parts.status == StatusCode::PARTIAL_CONTENT).then_some("partial")
         };
         if let Some(what) = unfit {

@@ -57,7 +57,7 @@ impl RequestRecord {
         }
     }
 
-    /// Nobody answered.
+    /// The server did not answer.
     pub(super) fn failed(&self, why: &str) {
         let told = self.told.lock();
         self.open.failed(format!("{}: {why}", told.text()));

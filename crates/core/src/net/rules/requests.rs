@@ -33,8 +33,8 @@ pub(in crate::net) enum RequestAction<'a> {
     Deny,
     /// Nowhere: it is answered with this.
     Answer(&'a Answer),
-    /// To another destination; its path and query are appended. [`Rules::forward`](super::Rules::forward) has a word
-    /// about the address.
+    /// To another destination; its path and query are appended.
+    /// [`Rules::forward`](super::Rules::forward) checks the address.
     Forward {
         url: &'a str,
         /// The prefix of the headers with its original destination.

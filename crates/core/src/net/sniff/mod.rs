@@ -5,8 +5,8 @@
 //! in those has none.
 //!
 //! Servers read more than the standards allow: two spaces in a request line, HTTP/0.9, records of versions that never
-//! were. So what looks like TLS or HTTP to anybody is called that, without a name; [`Sniffed::Other`] is what no such
-//! server would answer.
+//! were. So what looks like TLS or HTTP to any server is called that, without a name;
+//! [`Sniffed::Other`] is what no such server would answer.
 
 use std::net::IpAddr;
 
@@ -203,8 +203,8 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// Whether some server would take this for a request: a word, then a path, a URL, or anything on a line that speaks of
-/// HTTP. `None` if it takes more bytes to decide.
+/// Whether some server would take this for a request: a word, then a path, a URL, or anything on a
+/// line with "HTTP" in it. `None` if it takes more bytes to decide.
 fn is_request(bytes: &[u8]) -> Option<bool> {
     let word = bytes.iter().position(|byte| !is_word(*byte))?;
     let (method, rest) = bytes.split_at(word);

@@ -12,8 +12,8 @@
 //!
 //! A connection whose owner dropped it *lingers*: what was written still goes to the sandbox, what
 //! comes from there is thrown away, up to a bound and only while there is progress. So an answer
-//! that was given before a request was read to its end arrives, and nobody can keep a connection
-//! that nobody wants.
+//! that was given before a request was read to its end arrives, and a sandbox cannot keep an
+//! abandoned connection.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +31,7 @@ use super::relay::RelaySocket;
 use super::tcp::{ConnectionTable, SYN};
 use super::tcp_state::{TcpOptions, TcpStateMachine};
 
-/// How much of what nobody wants is thrown away before the connection is reset.
+/// How much unwanted data is discarded before the connection is reset.
 const DISCARD: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -133,7 +133,7 @@ impl TcpConnection {
         self.turn(&mut inner, |machine, device| machine.receive(device, &syn));
     }
 
-    /// Says to the sandbox that there is nobody.
+    /// Answers the sandbox that nothing listens.
     pub(super) fn refuse(&self) {
         let mut inner = self.inner();
         if !inner.over
@@ -232,7 +232,7 @@ impl TcpConnection {
     /// One turn of the machine, and what follows from it.
     ///
     /// The machine is given what a hostile sandbox makes up. Should it ever panic over that, it costs the
-    /// sandbox this connection and nobody anything else.
+    /// sandbox this connection and nothing else.
     fn turn<R>(
         &self,
         inner: &mut Inner,

@@ -346,7 +346,7 @@ pub(super) enum Unreachable {
 
 /// Says that a packet does not reach its end. `head` is its beginning: what it takes to find who sent it.
 pub(super) fn unreachable(device: &PacketDevice, flow: &Flow, head: &[u8], why: Unreachable) {
-    // Nobody answers for a crowd.
+    // Multicast and broadcast get no answer.
     if !one_host(flow.to.ip()) {
         return;
     }

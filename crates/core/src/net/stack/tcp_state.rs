@@ -153,7 +153,7 @@ fn machine_duration(duration: Duration) -> MachineDuration {
     MachineDuration::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// Where sequence numbers begin: nobody inside can guess it.
+/// The initial sequence number: the sandbox cannot guess it.
 fn seed() -> u64 {
     getrandom::u64().unwrap_or_else(|_| {
         // Without a source of randomness the numbers are merely different.

@@ -427,7 +427,7 @@ mod tests {
         fs::write(from.join("odd\nname %41"), "").unwrap();
         fs::set_permissions(from.join("deep"), fs::Permissions::from_mode(0o1751)).unwrap();
         let sparse = fs::File::create(from.join("sparse")).unwrap();
-        // Nobody reads a terabyte of zeros.
+        // A terabyte of zeros is never read.
         sparse.set_len(1 << 40).unwrap();
         sparse.write_all_at(b"data", 5 << 30).unwrap();
         let mut bytes = Vec::new();

@@ -419,7 +419,7 @@ impl Everything {
         let damaged: HashSet<&str> = damaged.map(id_of).collect();
         let sandboxes: HashMap<&str, &Sandbox> =
             self.sandboxes.good.iter().map(|sandbox| (sandbox.id.as_str(), sandbox)).collect();
-        // A snapshot that somebody else stands on, or stood on, outlives its sandbox.
+        // A snapshot that another sandbox stands on, or stood on, outlives its sandbox.
         let mut used: HashSet<&SnapshotId> = HashSet::new();
         for sandbox in &self.sandboxes.good {
             used.extend(&sandbox.current);

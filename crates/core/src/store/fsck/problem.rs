@@ -96,7 +96,7 @@ pub enum Problem {
         /// The layer.
         layer: LayerId,
     },
-    /// A sealed layer nobody needs.
+    /// A sealed layer that nothing needs.
     UnheldLayer {
         /// The layer.
         layer: LayerId,
@@ -122,7 +122,7 @@ pub enum Problem {
         /// The layer.
         memory: MemoryId,
     },
-    /// A sealed memory layer nobody needs.
+    /// A sealed memory layer that nothing needs.
     UnheldMemory {
         /// The layer.
         memory: MemoryId,

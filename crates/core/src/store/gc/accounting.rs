@@ -63,7 +63,7 @@ pub struct Totals {
     pub drives: u64,
     /// Memory layers, which are not part of `bytes`.
     pub memory: u64,
-    /// Layers of both sorts that nobody holds, which a collection would move to the trash.
+    /// Layers of both sorts that nothing holds, which a collection would move to the trash.
     pub unheld: u64,
     /// Layers of both sorts that are in the trash: what deleting them would free. They are in no other sum.
     pub trash: u64,

@@ -18,7 +18,7 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    /// Those of a directory nobody described.
+    /// Those of a directory without an entry.
     pub(super) const DIRECTORY: Self = Self { uid: 0, gid: 0, mode: 0o755, mtime: (0, 0) };
 
     pub(super) fn of(stat: &Stat) -> Self {

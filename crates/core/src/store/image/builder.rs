@@ -300,7 +300,7 @@ impl LayerBuilder {
         Ok(())
     }
 
-    /// The directory of partial downloads, without those nobody came back for.
+    /// The directory of partial downloads, without abandoned ones.
     pub(super) async fn partial_dir(&self) -> ImageResult<PathBuf> {
         let dir = self.store.data_dir().join("blobs/partial");
         let path = dir.clone();

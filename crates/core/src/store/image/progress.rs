@@ -24,7 +24,7 @@ impl Reporter {
         Self(Arc::new(hear))
     }
 
-    /// Reports to nobody.
+    /// Discards all reports.
     #[must_use]
     pub fn silent() -> Self {
         Self::new(|_| {})

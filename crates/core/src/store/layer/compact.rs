@@ -123,8 +123,8 @@ impl Store {
         self.publish(id, staging, LayerKind::Compacted)
     }
 
-    /// Says who keeps the bytes that were linked: the layer they came from, and whom that one shares
-    /// with, since nobody knows which of its files those are.
+    /// Records who keeps the bytes that were linked: the layer they came from, and those that share
+    /// with it, since it is unknown which of its files those are.
     fn linked_with(&self, run: &[LayerId], links: Vec<Mutex<LinkedBytes>>) -> Vec<Linked> {
         let mut linked = Vec::new();
         for (layer, links) in run.iter().zip(links) {

@@ -50,7 +50,7 @@ impl Globs {
                 None if plain.contains('/') => plain.to_owned(),
                 None => format!("**/{plain}"),
             };
-            // Nobody means to exclude the root.
+            // Excluding the root is never meant.
             if glob.is_empty() || glob == "**/" {
                 continue;
             }

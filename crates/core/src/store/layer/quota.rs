@@ -6,8 +6,9 @@
 //! overlayfs makes in them inherits.
 //!
 //! *Whose number.* A project's number follows from the layer's id and is in a range of our own; the first that nothing is in and
-//! nothing limits is taken. Nothing is on record: what is in a sealed layer stays in its project, which nobody else takes for as long
-//! as one file of it exists, and whose limit is of no consequence, because nobody writes to it.
+//! nothing limits is taken. Nothing is on record: what is in a sealed layer stays in its project,
+//! which no other layer takes for as long as one file of it exists, and whose limit has no effect,
+//! because nothing writes to it.
 //!
 //! *Why not on btrfs.* Its quotas (qgroups) are those of subvolumes, so every layer would have to be one. Inodes are numbered
 //! for each subvolume, and overlayfs shows the numbers of layers on one filesystem as they are: two files would have one number. And
@@ -174,7 +175,7 @@ impl Store {
     }
 }
 
-/// A number that no file has and nobody limits.
+/// A number that no file has and no limit uses.
 fn free_project(on: BorrowedFd<'_>, layer: &LayerId) -> Option<u32> {
     let digest = Sha256::digest(layer.as_str());
     let begin = u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]]);

@@ -139,8 +139,9 @@ impl Store {
         blocking(move || Ok(measure_looking(&diff, true, Some(&rules))?.1)).await
     }
 
-    /// Visits every name of an open layer that nobody writes to, with the lowest priority, so that its seal need not. `None`
-    /// if nothing was written to it. Ends with an error once `stop` is true.
+    /// Visits every name of an open layer that nothing writes to, with the lowest priority, so that
+    /// its seal need not. `None` if nothing was written to it. Ends with an error once `stop` is
+    /// true.
     ///
     /// # Errors
     ///
@@ -252,7 +253,7 @@ impl Store {
         }
     }
 
-    /// Makes a place to build a layer in that nobody sees before it is whole.
+    /// Makes a place to build a layer in that is not visible before it is whole.
     pub(in crate::store) fn stage(&self) -> Result<(LayerId, PathBuf)> {
         let id = LayerId::fresh();
         self.build_begins(&id);

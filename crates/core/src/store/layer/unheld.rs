@@ -7,7 +7,7 @@ use crate::model::{Layer, LayerId, Timestamp};
 use crate::store::manifest::{id_of, list};
 use crate::store::{Result, Store, StoreError, blocking};
 
-/// A layer that nobody holds.
+/// A layer that nothing holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unheld {
     /// The layer.

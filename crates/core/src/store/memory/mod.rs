@@ -52,7 +52,7 @@ pub struct CollectedMemory {
     pub layers: Vec<MemoryId>,
     /// The space they took.
     pub bytes: u64,
-    /// Templates that nobody had used for long, by their keys.
+    /// Templates that had been unused for long, by their keys.
     pub templates: Vec<String>,
     /// Templates that are still there.
     pub kept: Vec<Template>,
@@ -353,8 +353,9 @@ impl Store {
         .await
     }
 
-    /// Removes the records of templates that nobody used for a month, and answers with those that stay and with what does not
-    /// read. A damaged record is left: the template is made again when it is needed, and its record with it.
+    /// Removes the records of templates that were unused for a month, and returns those that stay
+    /// and those that cannot be read. A damaged record is left: the template is made again when it
+    /// is needed, and its record with it.
     ///
     /// # Errors
     ///

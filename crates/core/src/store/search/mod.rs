@@ -1,9 +1,9 @@
 //! Searches what a session wrote for secret values before it is sealed.
 //!
 //! All of an open layer is searched: names, contents, what links say, attributes, and what is inside
-//! archives ([`inside`]). The tree is one that nobody vouches for: it is walked like every other
-//! (`tree`), no link is followed, special files are not opened, and while the session still runs
-//! anything may vanish or change under the search.
+//! archives ([`inside`]). The tree is untrusted: it is walked like every other (`tree`), no link is
+//! followed, special files are not opened, and while the session still runs anything may vanish or
+//! change under the search.
 //!
 //! A search of a running session can be made use of by the one after its end: [`SearchedFiles`] remembers which
 //! files were searched, by inode and change time, as copies of a live layer do (`live`), and for the same
@@ -104,7 +104,7 @@ pub struct SearchedFiles(HashMap<u64, (i64, u32)>);
 /// Whether the session still runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writers {
-    /// Nobody writes: what cannot be read is an error.
+    /// Nothing writes: an unreadable file is an error.
     None,
     /// What vanishes meanwhile is passed over.
     Busy,

@@ -176,7 +176,8 @@ async fn another(inside: &Inside) {
     assert!(inside.sh("cat /etc/hosts").await.out.contains("localhost second"));
 }
 
-/// Output is neither lost nor doubled when connections are cut in the middle of it, and rubbish on the port harms nobody.
+/// Output is neither lost nor doubled when connections are cut in the middle of it, and invalid
+/// bytes on the port do no harm.
 async fn over_broken_links(machine: &mut crate::microvm_guest::machine::Machine) {
     let script = "n=0; while [ $n -lt 20000 ]; do echo line-$n; n=$((n+1)); done; exit 7";
     let mut kept = Vec::new();

@@ -320,7 +320,7 @@ async fn what_a_host_was_told_is_masked_where_nothing_is_told() {
     let store = with("/store", "", &[("x-api-key", PLACEHOLDER)]);
     let mut client = sandbox.plain(server.address).await;
     Answered::read(client.send_request(store).await.unwrap()).await;
-    // In the clear, to an address that nobody gave out for that name: as to a public host.
+    // In the clear, to an address that was not given out for that name: as to a public host.
     sandbox.given = false;
     let mut client = sandbox.plain(server.address).await;
     let shown = Answered::read(client.send_request(get("/show")).await.unwrap()).await;

@@ -170,7 +170,7 @@ fn start_with(
     (Stack::with(limits, Arc::clone(&device), handler, sockets), device, theirs)
 }
 
-/// An address outside that stands for nobody until the handler says otherwise.
+/// An address outside that does not answer until the handler says otherwise.
 fn outside(v4: bool, port: u16) -> SocketAddr {
     let ip: IpAddr = if v4 { "192.0.2.7" } else { "2001:db8::7" }.parse().unwrap();
     SocketAddr::new(ip, port)

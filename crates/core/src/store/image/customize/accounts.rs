@@ -28,7 +28,7 @@ pub(super) struct Numbers {
 }
 
 impl Tables {
-    /// Makes sure of the default user. An existing one keeps its numbers; nobody is renamed.
+    /// Makes sure of the default user. An existing one keeps its numbers; no user is renamed.
     pub(super) fn admit(&mut self, shell: &str) -> Numbers {
         if self.passwd.is_empty() {
             self.passwd = "root:x:0:0:root:/root:/bin/sh\n".to_owned();

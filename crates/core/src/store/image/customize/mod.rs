@@ -125,7 +125,7 @@ impl Images {
             return Ok(image);
         }
         let _one_at_a_time = self.builder.lock(&lock_of(name)).await;
-        // Somebody else may have done the work meanwhile.
+        // Another caller may have done the work meanwhile.
         match self.as_wanted(name, &recipe).await? {
             Some(image) => Ok(image),
             None => self.build(&base, name, customization).await,
