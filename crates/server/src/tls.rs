@@ -140,7 +140,8 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Loads the files. A certificate that has expired is used all the same: a server that does not start helps nobody.
+    /// Loads the files. A certificate that has expired is used all the same: a server that does not
+    /// start is no better.
     pub(crate) fn load(files: TlsFiles) -> Result<Arc<Self>, TlsError> {
         let seen = fingerprint(&files).ok();
         let loaded = read(&files)?;
@@ -307,9 +308,9 @@ fn read(files: &TlsFiles) -> Result<Loaded, TlsError> {
     Ok(Loaded { key, ends })
 }
 
-/// Reads when a certificate ends, and nothing else of it:
-/// `Certificate { TBSCertificate { [0] version, serialNumber, signature, issuer, Validity { notBefore, notAfter } ... } ... }`
-/// in DER.
+/// Reads when a certificate ends, and nothing else of it. In DER it begins with the sequences
+/// `Certificate` and `TBSCertificate`, and in the latter with `[0] version`, `serialNumber`,
+/// `signature`, `issuer` and `Validity { notBefore, notAfter }`.
 fn ends(certificate: &[u8]) -> Option<Timestamp> {
     const SEQUENCE: u8 = 0x30;
     const VERSION: u8 = 0xa0;

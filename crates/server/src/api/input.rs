@@ -153,7 +153,7 @@ impl Params {
         Ok(wake)
     }
 
-    /// Refuses parameters nobody took.
+    /// Refuses unknown parameters.
     pub(crate) fn end(&self) -> Result<(), ApiError> {
         match self.pairs.first() {
             None => Ok(()),
@@ -259,7 +259,7 @@ fn unfit(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
 
 /// Reads JSON; an error names the field.
 pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // A list would be taken for the fields in their order, which nobody means.
+    // A list would be taken for the fields in their order, which is never meant.
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
     if first.is_some_and(|byte| *byte != b'{') {
         return Err(ApiError::invalid("the body must be a JSON object"));

@@ -130,7 +130,7 @@ impl App {
         }
     }
 
-    /// Runs work that nobody waits for, until it ends or the server shuts down.
+    /// Runs work without a waiting caller, until it ends or the server shuts down.
     pub(crate) fn spawn_until_shutdown(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closing = self.closing.clone();
         let work = crate::request_id::follow(work);

@@ -25,7 +25,7 @@ use crate::error::ApiError;
 use crate::gateway;
 use crate::listen::Peer;
 
-/// How long a token for a port works if nobody says.
+/// How long a token for a port works by default.
 const TOKEN_SPAN: Span = Span(12 * 3600 * 1000);
 /// What a plain stream of bytes is called where a connection is upgraded to one.
 const PROTOCOL: &str = "tcp";

@@ -120,7 +120,7 @@ impl ExecLines {
     }
 }
 
-/// An NDJSON answer that nobody on the way should keep or gather.
+/// An NDJSON answer that no proxy on the way should keep or gather.
 pub(super) fn ndjson(body: Body) -> Response {
     let headers = [(CONTENT_TYPE, "application/x-ndjson"), (CACHE_CONTROL, "no-store")];
     (headers, body).into_response()

@@ -285,7 +285,7 @@ impl AskedRoute {
             Some(status) if !status.is_client_error() && !status.is_server_error() => {
                 AuditOutcome::Done
             }
-            // Without a status: nobody was there any more to be answered.
+            // Without a status: the caller had left before it was answered.
             _ => AuditOutcome::Failed,
         };
         let is_gateway = known.front == AuditFront::Gateway;
@@ -299,7 +299,8 @@ impl AskedRoute {
             return;
         }
         if let Some(what) = known.once.take() {
-            // Without a key, only the address distinguishes callers, and anybody has many of them.
+            // Without a key, only the address distinguishes callers, and anybody can have many of
+            // them.
             let key = known.key.as_ref();
             let who = key.map_or("", KeyId::as_str);
             let from = key.and(known.address.as_deref()).unwrap_or_default();

@@ -216,7 +216,7 @@ fn inwards(
             });
             Response::from_parts(parts, Body::empty())
         }
-        // Nobody asked for it.
+        // It was not asked for.
         (Some(_), _, _) => Refusal::SILENT.page(super::page::PageFormat::Program),
     }
 }

@@ -126,7 +126,7 @@ async fn forward(
         return Ok(elsewhere);
     }
     let wake = port.wake && sandbox.config.wake_on_request;
-    // One that nobody wakes is taken as it is.
+    // A port that does not wake its sandbox is taken as it is.
     let wait = if port.wake { app.gateway.wait } else { Duration::ZERO };
     let connected = app.engine.reach(&sandbox, target.port, wake, wait).await;
     let connected = connected.map_err(|error| Refusal::of(&error, by_id))?;

@@ -1,8 +1,8 @@
 //! The answer to requests that do not get to a port: a page for browsers, JSON for programs, a
 //! status for gRPC.
 //!
-//! A port that is private, one that is not published and a sandbox that is not there get the same
-//! answer, to the byte: nobody learns by asking what there is.
+//! A port that is private, one that is not published and a sandbox that does not exist get the same
+//! answer, to the byte: callers cannot find out what exists.
 
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS,

@@ -276,7 +276,7 @@ async fn whoever_does_not_get_there_is_told_why() {
     let again = r#"{"wake_on_request":true}"#;
     served.json(Method::PATCH, "/v1/sandboxes/box", &served.write, again).await;
 
-    // Nothing will ever listen there, which nobody can know of a session so young.
+    // Nothing will ever listen there, which cannot be known of a session so young.
     let slow = get(&served, "x", &at(5000)).await;
     assert_eq!(told(&slow), (504, "SANDBOX_PORT_TIMEOUT".to_owned()));
     assert_eq!(slow.headers["retry-after"], "5");

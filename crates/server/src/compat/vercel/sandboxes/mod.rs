@@ -46,7 +46,7 @@ struct Version {
     runtime: bool,
     /// A repository goes into the working directory itself.
     here: bool,
-    /// How long snapshots stay if nobody says.
+    /// How long snapshots stay by default.
     snapshots: Option<u64>,
     keep_last: Option<u32>,
 }

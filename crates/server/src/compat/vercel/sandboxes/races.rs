@@ -92,7 +92,7 @@ impl Runners {
 pub(crate) enum Missed {
     /// It gets that answer, and may create.
     Tell,
-    /// It waits for somebody else's create, and looks again.
+    /// It waits for another caller's create, and looks again.
     Wait(Changed),
 }
 
@@ -294,7 +294,7 @@ mod tests {
         let Missed::Wait(second) = look(&races) else { panic!("told while it is made") };
         let before = Instant::now();
         let made = tokio::spawn(async move {
-            // Longer than anybody is expected to take before it begins.
+            // Longer than any caller is expected to take before it begins.
             tokio::time::sleep(LEASE * (TURNS + 2)).await;
             drop(running);
         });
@@ -313,7 +313,7 @@ mod tests {
         let Missed::Wait(second) = races.missed(&project, &name, since) else { panic!("told too") };
         second.wait().await;
         assert!(matches!(races.missed(&project, &name, since), Missed::Tell), "the next in turn");
-        // However many others are answered first, nobody waits without end.
+        // However many others are answered first, no caller waits without end.
         let since = Instant::now();
         let mut waited = 0;
         while let Missed::Wait(changed) = races.missed(&project, &name, since) {

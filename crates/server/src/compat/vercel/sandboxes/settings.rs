@@ -13,9 +13,9 @@ use crate::compat::vercel::sandboxes::source::{self, Fetched};
 use crate::compat::vercel::{VercelSettings, drives, network};
 
 pub(crate) const DAY: u64 = 24 * 3600 * 1000;
-/// How long a session lasts if nobody says.
+/// How long a session lasts by default.
 const TIMEOUT: Span = Span(300_000);
-/// How long snapshots are kept after their last use if nobody says.
+/// How long snapshots are kept after their last use by default.
 const SNAPSHOTS: u64 = 30 * DAY;
 /// The port their CLI believes terminals to be on.
 pub(crate) const INTERACTIVE_PORT: u16 = 26661;
@@ -208,8 +208,8 @@ impl RequestedSettings {
 /// As long as a span can be for a snapshot that never expires: a hundred years.
 pub(crate) const FOREVER: Span = Span(36_500 * DAY);
 
-/// How long a sandbox that nobody uses stays: one that can be resumed for good, another as long as
-/// theirs does.
+/// How long an unused sandbox stays: one that can be resumed for good, another as long as theirs
+/// does.
 pub(crate) fn lifetime(persistent: bool) -> Span {
     if persistent { FOREVER } else { Span(14 * DAY) }
 }

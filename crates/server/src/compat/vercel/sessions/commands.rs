@@ -44,7 +44,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/v2/sandboxes/sessions/{id}/cmd/{cmd}/stdin", post(stdin))
 }
 
-/// A command in their words.
+/// A command in their format.
 pub(crate) fn command(command: &Command) -> Value {
     let (name, args) =
         command.argv.split_first().map_or(("", &[][..]), |(name, args)| (name, args));
@@ -134,7 +134,7 @@ fn wanted(within: &Within, fields: &mut Fields) -> Result<Exec, VercelError> {
     })
 }
 
-/// Why a command did not start, in their words.
+/// Why a command did not start, in their format.
 pub(crate) async fn cannot_run(app: &App, within: &Within, error: Error) -> VercelError {
     let Error::Guest(GuestError::Refused { kind, message }) = &error else {
         return within.explain(app, error).await;
