@@ -25,11 +25,12 @@ use super::view::{self, View};
 use super::{Endpoints, OOM_SCORE, Step, StepError, drives, filter, network, prebuild, root, sys};
 
 /// The agent's saved user id, on all its threads: one that nothing else inside has. `prlimit` on another process takes the same user
-/// id in all three places, or a capability that nobody inside has. So root inside cannot set a limit of processor time or open
-/// files that ends the agent.
+/// id in all three places, or a capability that no process inside has. So root inside cannot set a
+/// limit of processor time or open files that ends the agent.
 pub(crate) const SAVED_UID: u32 = 65_533;
 
-/// The limit of a core file's size. Not 0: with 0 a program of the host (`core_pattern` with `|`) is still given the dump, with 1 nobody is.
+/// The limit of a core file's size. Not 0: with 0 a program of the host (`core_pattern` with `|`)
+/// still gets the dump, with 1 none does.
 pub(crate) const CORE_SIZE: u64 = 1;
 
 /// Capabilities, over what is the sandbox's own, that its root keeps: what installing packages,

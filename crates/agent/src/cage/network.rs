@@ -58,8 +58,8 @@ fn raise_v6(device: &CStr) -> Result<(), StepError> {
     }
 }
 
-/// Raises a network card with the addresses that every sandbox has. Nobody is asked for the address of anyone: all that is sent goes
-/// to the one at the other end.
+/// Brings up a network card with the addresses that every sandbox has. It does not look up
+/// neighbours: all packets go to the one at the other end.
 pub(crate) fn raise_ethernet(device: &CStr) -> Result<(), StepError> {
     let step = "raise the network device";
     let mut raised = Ok(());
@@ -80,8 +80,8 @@ fn no_v6(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
-/// Lets everybody inside send echo requests and listen on low ports: there is nobody to protect from that.
-/// Not every kernel has these; without them root still can.
+/// Lets everybody inside send echo requests and listen on low ports: there is nothing to protect
+/// from that. Not every kernel has these; without them root still can.
 pub(crate) fn relax() {
     let _ = fs::write("/proc/sys/net/ipv4/ping_group_range", "0 65535");
     let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");

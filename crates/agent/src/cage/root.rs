@@ -114,7 +114,7 @@ pub(crate) fn named_files(hostname: &str) -> [(&'static str, String); 2] {
 /// Stacks the layers and makes the result the current directory.
 ///
 /// Expects to be root of the sandbox's user namespace in a mount namespace that belongs to it and
-/// that nobody else is in.
+/// that no other process is in.
 pub(super) fn stack(root: &Root, mounts: &Mounts) -> Result<(), StepError> {
     // Mounts made by the host from now on must not appear in here.
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)

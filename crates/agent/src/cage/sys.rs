@@ -208,7 +208,7 @@ pub(crate) fn socket(family: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: makes a descriptor, touches no memory.
     let socket = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     check(socket.into())?;
-    // SAFETY: the descriptor was just made and is nobody else's.
+    // SAFETY: the descriptor was just made and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 

@@ -29,7 +29,7 @@ fn attend(machine: &Machine, jobs: &Receiver<Job>) {
         };
         match next {
             Ok(job) => job(machine),
-            // Nobody came to thaw them. Who cannot be thawed now cannot be thawed later.
+            // No thaw came. A filesystem that cannot be thawed now cannot be thawed later.
             Err(RecvTimeoutError::Timeout) => drop(machine.thaw()),
             Err(RecvTimeoutError::Disconnected) => return,
         }

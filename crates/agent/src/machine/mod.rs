@@ -44,7 +44,7 @@ pub(crate) fn init() -> ExitCode {
     match start() {
         Ok(machine) => serve::run_machine(&machine),
         Err(trouble) => {
-            // Nobody can be reached; the console may be looked at.
+            // No peer is connected; the message may be read on the console.
             eprintln!("keep-agent: could not {}: {}", trouble.step, trouble.reason);
             // The kernel panics, and is configured to end the machine then.
             ExitCode::FAILURE
@@ -55,7 +55,7 @@ pub(crate) fn init() -> ExitCode {
 fn start() -> Result<Arc<Machine>, StepError> {
     let machine = Arc::new(early::prepare()?);
     let jobs = attendant::start(&machine).step("start a thread")?;
-    // Nobody else sets it.
+    // It is set only here.
     let _ = machine.jobs.set(jobs);
     Ok(machine)
 }
@@ -198,7 +198,7 @@ impl Machine {
         }
     }
 
-    /// Has something done after what was asked before, without holding anybody up.
+    /// Runs a job after the earlier ones, without delaying the caller.
     pub(crate) fn in_turn(
         &self,
         job: impl FnOnce(&Self) + Send + 'static,

@@ -29,7 +29,7 @@ pub(super) fn thaw(directory: &OwnedFd) -> io::Result<()> {
     bare(directory, FITHAW)
 }
 
-/// Forgets what is known of a block device that nobody uses.
+/// Drops the cache of an unused block device.
 pub(super) fn forget_cached(device: &OwnedFd) -> io::Result<()> {
     bare(device, BLKFLSBUF)
 }

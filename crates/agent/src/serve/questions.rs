@@ -110,7 +110,8 @@ impl Questions {
                 self.open.set(true);
                 tokio::task::spawn_local(Rc::clone(self).accept(listener));
             }
-            // Somebody inside has taken the name: then questions reach nobody, and `keep ask` fails or is lied to by its own.
+            // A program inside has taken the name: then questions get nowhere, and `keep ask` fails
+            // or gets a false answer from that program.
             Err(error) => eprintln!("keep-agent: could not listen for questions: {error}"),
         }
     }

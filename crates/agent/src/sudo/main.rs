@@ -13,8 +13,8 @@
 //! 3. [`environment`] is kept, as the machines people know do it (`!env_reset`), but for what makes
 //!    programs load or run something else; `HOME`, `USER` and `LOGNAME` are the target's.
 //! 4. Groups, group and user are switched for good, then the command *replaces* this program: its
-//!    exit code, signals and terminal need nobody in between. No shell sees the command, unless `-i`
-//!    or `-s` asks for one.
+//!    exit code, signals and terminal need no process in between. No shell sees the command, unless
+//!    `-i` or `-s` asks for one.
 //!
 //! There is no log: a sandbox's commands are on record outside it.
 
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     match act() {
         Ok(code) => code,
         Err(message) => {
-            // Standard error may be closed, or nobody reads it.
+            // Standard error may be closed, or have no reader.
             let _ = writeln!(io::stderr(), "sudo: {message}");
             ExitCode::FAILURE
         }

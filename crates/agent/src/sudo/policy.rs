@@ -1,8 +1,8 @@
 //! Who may run commands, and as which user.
 //!
 //! The policy is a file with one user name a line. It is trusted only if it is root's own: a plain
-//! file, in a directory and with an owner and a mode that let nobody else have written it. A file
-//! that is missing names nobody.
+//! file, in a directory and with an owner and a mode with which no other user can have written it.
+//! A missing file names no user.
 
 use std::fs::File;
 use std::io::Read as _;

@@ -138,7 +138,7 @@ pub(crate) fn launch(plan: &Plan<'_>) -> Result<i32, RequestError> {
     match child.failed {
         None => Ok(pid),
         Some((step, errno)) => {
-            // SAFETY: `pid` is our child, which has ended; nobody else can have waited for it,
+            // SAFETY: `pid` is our child, which has ended; nothing else can have waited for it,
             // since all waiting happens on this thread.
             unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
             Err(explain(plan, step, &io::Error::from_raw_os_error(errno)))
@@ -227,8 +227,8 @@ fn clone_and_wait(child: &mut Child) -> io::Result<i32> {
 
 /// The child's whole life until it executes.
 extern "C" fn run(argument: *mut c_void) -> c_int {
-    // SAFETY: `clone_and_wait` passes a `Child` that nobody else touches meanwhile. Everything below
-    // is a system call or plain reads and writes of that memory.
+    // SAFETY: `clone_and_wait` passes a `Child` that nothing else touches meanwhile. Everything
+    // below is a system call or plain reads and writes of that memory.
     unsafe {
         let child = &mut *argument.cast::<Child>();
         let step = prepare(child);
@@ -376,8 +376,8 @@ pub(crate) fn signal_group(group: i32, signal: c_int) -> io::Result<()> {
 
 /// Lets the runtime say when a descriptor is ready.
 pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` that nobody can reach mutably in there names the same open file until it
-    // is dropped, which is after it was deregistered.
+    // SAFETY: an `OwnedFd` that nothing can reach mutably in there names the same open file until
+    // it is dropped, which is after it was deregistered.
     unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(|error| error.into_parts().1)
 }
 

@@ -397,7 +397,7 @@ impl Command {
                 state.backlog.push(kind, buffer.get(..count).unwrap_or_default());
             }
             Err(error) if is_transient(&error) => {}
-            // A terminal nobody holds any more says EIO.
+            // A terminal without an open end returns EIO.
             Err(_) => *end = None,
         }
     }

@@ -74,7 +74,7 @@ pub(crate) async fn quiesce(agent: &Agent, grace: Duration) -> Result<(), Reques
         return Err(RequestError::new(Failure::Fault, message));
     }
     let start = Instant::now();
-    // A day is longer than anybody waits, and adds up safely.
+    // A day is longer than any caller waits, and adds up safely.
     let grace = grace.min(Duration::from_secs(86_400));
     if !grace.is_zero() {
         signal_all(Signal::TERM.as_raw());
@@ -100,7 +100,7 @@ pub(crate) async fn quiesce(agent: &Agent, grace: Duration) -> Result<(), Reques
     }
 }
 
-/// Signals everybody but ourselves; true if there was nobody.
+/// Signals every process but ourselves; true if there was none.
 fn signal_all(signal: i32) -> bool {
     launch::signal_all(signal).is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::SRCH))
 }

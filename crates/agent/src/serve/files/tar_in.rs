@@ -262,7 +262,8 @@ impl Unpacking {
             }
         }
         match set_attributes(&file, traits) {
-            // What a link leads to may be somebody else's, to write but not to change.
+            // The target of a link may belong to another user, who lets others write it but not
+            // change its owner.
             Err(Errno::PERM) if there == Some(FileType::Symlink) => Ok(()),
             set => set.map_err(|errno| problem(errno.into())),
         }

@@ -179,7 +179,7 @@ impl FileTask {
             Err(problem) if self.replied => Event::Done(problem.done()),
             Err(problem) => Event::Reply(problem.reply()),
         };
-        // If nobody listens, nobody needs to know.
+        // Without a listener the event is not needed.
         let _ = self.tell(event);
     }
 }

@@ -169,7 +169,7 @@ fn overwrite(path: &Path, task: &mut FileTask, mode: Option<u32>) -> Result<(), 
 pub(crate) struct Temporary(pub(in crate::serve) PathBuf);
 
 impl Temporary {
-    /// A name beside `path` that nobody uses.
+    /// An unused name beside `path`.
     pub(crate) fn name(path: &Path) -> PathBuf {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -182,7 +182,7 @@ impl Temporary {
     fn beside(path: &Path) -> io::Result<(File, Self)> {
         let temporary = Self::name(path);
         let mut options = File::options();
-        // Nobody else reads it before it is whole.
+        // No other user reads it before it is whole.
         options.write(true).read(true).create_new(true).mode(0o600);
         let file = options.open(&temporary)?;
         Ok((file, Self(temporary)))
