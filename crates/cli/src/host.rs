@@ -47,7 +47,7 @@ pub(crate) fn install_agent(bin: &Path) -> io::Result<PathBuf> {
         fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&fresh)?;
     file.write_all(&agent)?;
     file.sync_all()?;
-    // Closed before anybody runs it: a program that is open for writing cannot be executed.
+    // Closed before it is run: a program that is open for writing cannot be executed.
     drop(file);
     fs::rename(&fresh, &path)?;
     Ok(path)

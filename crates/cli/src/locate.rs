@@ -83,7 +83,7 @@ impl ClientFile {
         fs::symlink_metadata(data.join(Self::NAME)).is_ok()
     }
 
-    /// Writes it so that only its owner ever can read it, and nobody ever reads half of it.
+    /// Writes it so that only its owner can ever read it, and no reader sees half of it.
     pub(crate) fn write(&self, data: &Path) -> io::Result<()> {
         let fresh = data.join(".client.json.new");
         match fs::remove_file(&fresh) {

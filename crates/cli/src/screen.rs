@@ -14,7 +14,7 @@ pub(crate) struct Screen {
     pub(crate) json: bool,
     /// Colours for standard output.
     pub(crate) paint: Paint,
-    /// How many columns there are; none if nobody looks.
+    /// How many columns there are; none without a terminal.
     width: Option<usize>,
 }
 

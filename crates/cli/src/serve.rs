@@ -335,7 +335,7 @@ fn own_ca(files: &TlsFiles) -> Option<PathBuf> {
     ca.is_file().then_some(ca)
 }
 
-/// Makes the image `host` while nobody waits for it. A sandbox that comes first makes it itself.
+/// Makes the image `host` in the background. A sandbox that comes first makes it itself.
 async fn make_host_image(engine: Engine) {
     let begun = Instant::now();
     if engine.images().get(HOST).await.is_ok() {

@@ -130,7 +130,7 @@ fn kernel() -> Finding {
     }
 }
 
-/// Who answers lookups of sandboxes, unless the settings name somebody else.
+/// The resolver for sandboxes, unless the settings name another.
 fn resolver() -> Finding {
     const NAME: &str = "name servers";
     let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();

@@ -60,7 +60,7 @@ pub(super) async fn setup(global: &Global, args: &SetupArgs) -> Result<(), Failu
     let data = global.data.clone().unwrap_or_else(locate::default_data);
     let data = std::path::absolute(data)
         .map_err(|error| Failure::caused("cannot determine the working directory", error))?;
-    // As the server makes it: what is below is nobody else's to read.
+    // As the server makes it: other users may not read what is below.
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&data).map_err(|error| {
         Failure::caused(format!("cannot use `{}`", data.display()), error)
             .with_hint("choose another directory with --data")

@@ -22,7 +22,7 @@ pub(super) fn pack(directory: PathBuf, bar: ProgressBar) -> mpsc::Receiver<io::R
     tokio::task::spawn_blocking(move || {
         let pipe = io::BufWriter::with_capacity(PIECE, Pipe { sender: sender.clone(), bar });
         if let Err(error) = pack_all(&directory, pipe) {
-            // If nobody receives any more, there is nobody to notify.
+            // Without a receiver there is nobody to notify.
             let _ = sender.blocking_send(Err(error));
         }
     });
@@ -204,7 +204,7 @@ pub(super) fn without_top(
         let pipe = Pipe { sender: sender.clone(), bar: ProgressBar::hidden() };
         let pipe = io::BufWriter::with_capacity(PIECE, pipe);
         if let Err(error) = renamed(source, top.as_deref(), pipe) {
-            // If nobody receives any more, there is nobody to notify.
+            // Without a receiver there is nobody to notify.
             let _ = sender.blocking_send(Err(error));
         }
     });

@@ -197,7 +197,7 @@ fn lasts(params: &mut CertificateParams, days: u32) {
     params.not_after = (now + DAY * days).into();
 }
 
-/// Replaces a file in one step, so that nobody reads half of it.
+/// Replaces a file in one step, so that no reader sees half of it.
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
     let fresh = path.with_extension("new");
     let written = || -> io::Result<()> {

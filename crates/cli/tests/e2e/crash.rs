@@ -4,8 +4,8 @@
 //! daemon dies there as abruptly as by kill -9. Then another daemon opens the same directory, and:
 //!
 //! - what was acknowledged before exists, byte for byte;
-//! - what the session had written and nobody had acknowledged exists too, because its machine or
-//!   its layer outlived the daemon;
+//! - what the session had written without an acknowledgement exists too, because its machine or its
+//!   layer outlived the daemon;
 //! - no sandbox is stuck between two phases, and every one can be used and deleted.
 
 use sandkeep_testkit::daemon::{Daemon, SMALL, skipped, unfit};

@@ -72,7 +72,7 @@ mod crash {
             Some(Self { daemon, lines: String::new(), round: 0 })
         }
 
-        /// Writes a line without ending the session, so that nobody has acknowledged it.
+        /// Writes a line without ending the session, so that it is not acknowledged.
         fn write(&mut self) {
             self.round += 1;
             let line = format!("line {}", self.round);

@@ -1,6 +1,7 @@
 //! The data directory is moved, copied, or loses its runtime directory, while sandboxes run.
 //!
-//! Nobody writes to a layer once it is sealed: what runs is found and taken over, or ended first.
+//! No process writes to a layer once it is sealed: a running machine is found and adopted, or ended
+//! first.
 
 use std::collections::BTreeMap;
 use std::fs;

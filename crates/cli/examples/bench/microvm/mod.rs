@@ -29,7 +29,8 @@ struct Rounds {
     dirty: &'static [u32],
 }
 
-/// How long nobody asks for anything before a machine is created or resumed, as those do who are not in a loop.
+/// How long the server gets no requests before a machine is created or resumed, as with users who
+/// are not in a loop.
 const BREATH: Duration = Duration::from_secs(1);
 
 /// Overwrites a number of MB of memory with new content.
