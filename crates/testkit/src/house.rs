@@ -227,7 +227,7 @@ impl House {
     ///
     /// # Panics
     ///
-    /// When the environment was set by somebody else.
+    /// When the environment was not set by this test kit.
     #[must_use]
     pub fn lent() -> Option<Self> {
         let dir = PathBuf::from(std::env::var_os("SANDKEEP_HOUSE")?);

@@ -39,7 +39,7 @@ struct Tables {
     damaged: BTreeSet<SandboxId>,
     /// How many of the next saves fail.
     failing: usize,
-    /// How many of the next saves find that somebody else was faster.
+    /// How many of the next saves find that another save was faster.
     overtaken: usize,
 }
 

@@ -52,7 +52,7 @@ pub(super) struct Sandbox {
     pub(super) expected: Files,
     /// Paths that changed since what is durable.
     pub(super) touched: BTreeSet<String>,
-    /// Paths whose content nobody knows.
+    /// Paths whose content is unknown.
     pub(super) unsure: BTreeSet<String>,
     /// What a rollback or a fork without an answer may have made of the files.
     pub(super) alternatives: Vec<Snapshot>,

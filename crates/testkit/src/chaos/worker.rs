@@ -51,7 +51,7 @@ pub(super) enum Answer<T> {
     Refused,
     /// It may have been done, or will be.
     Unknown,
-    /// Nobody answers: the daemon is gone.
+    /// No answer: the daemon is gone.
     Gone,
 }
 

@@ -390,7 +390,7 @@ impl AgentState {
                 out.send(stream, kind, part).await;
             }
         }
-        // Forgotten while it is followed: nobody waits for its end.
+        // Forgotten while it is followed: no caller waits for its end.
         let Ok(exit) = exit.wait_for(Option::is_some).await.map(|exit| *exit) else { return };
         out.done(stream, &Done::Exited(exit.expect("it was waited for"))).await;
     }
