@@ -27,7 +27,7 @@ pub struct AskLine {
     /// What there is to know before answering.
     #[serde(default)]
     pub context: String,
-    /// The answer that counts if nobody answers in time: whether it is yes.
+    /// The answer that counts if none comes in time: whether it is yes.
     #[serde(default)]
     pub default: Option<bool>,
     /// How long to wait for an answer, in milliseconds; as the sandbox's policy says if absent.
@@ -43,7 +43,7 @@ pub enum InsideAnswer {
     Approved,
     /// No.
     Denied,
-    /// Nobody answered in time, and there is no default.
+    /// There was no answer in time, and there is no default.
     Expired,
 }
 

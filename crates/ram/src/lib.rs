@@ -193,7 +193,8 @@ fn status(call: impl FnOnce(*mut libc::stat) -> c_int) -> Option<libc::stat> {
 }
 
 fn variable(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: the name ends with a NUL; nobody changes the environment of a hypervisor while it maps RAM.
+    // SAFETY: the name ends with a NUL; nothing changes the environment of a hypervisor while it
+    // maps RAM.
     let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
     if value.is_null() {
         return None;
@@ -239,7 +240,7 @@ pub(crate) fn fail(reason: &str, error: c_int) -> ! {
     }
     let parts: [&[u8]; 5] = [b"ram.so: ", reason.as_bytes(), b" (error ", &number[start..], b")\n"];
     for part in parts {
-        // SAFETY: the bytes live as long as the call takes; where nobody listens nothing is lost.
+        // SAFETY: the bytes live as long as the call takes; where nothing listens nothing is lost.
         unsafe { libc::write(2, part.as_ptr().cast(), part.len()) };
     }
     // SAFETY: it does not return.
