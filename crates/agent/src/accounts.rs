@@ -1,4 +1,4 @@
-//! What a system's own `/etc/passwd` and `/etc/group` say, read without the C library's help: a static
+//! Reads a system's own `/etc/passwd` and `/etc/group`, without the C library's help: a static
 //! program has none of its plug-ins.
 //!
 //! Shared, as source, by the agent and by our `sudo`.

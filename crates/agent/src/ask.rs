@@ -1,4 +1,5 @@
-//! `keep ask`: asks whoever watches over the sandbox, waits, and exits with the answer.
+//! `keep ask`: sends a question to the people who watch the sandbox, waits, and exits with the
+//! answer.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::linux::net::SocketAddrExt as _;

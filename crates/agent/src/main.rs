@@ -3,12 +3,12 @@
 //! - `keep-agent cage`: reads a [`sandkeep_proto::cage::Cage`] on standard input, builds it, answers
 //!   on standard output and leaves the sandbox's first process behind. That process is this same
 //!   program, which then serves the link and never returns.
-//! - `keep-agent cage ahead`: the same, and begins before it is told what to build.
+//! - `keep-agent cage ahead`: the same, and begins before it gets the description of what to build.
 //! - `keep-agent swap-root`: puts another root under a sandbox that lives.
 //! - `keep-agent vmm`: reads a [`sandkeep_proto::machine::Vmm`] in the same way, and leaves a confined hypervisor behind.
 //! - `keep-agent tsc`: prints how fast the host's time stamp counter runs, in kHz.
-//! - As the first process of a machine of its own it is told nothing: it serves the link on the machine's serial port, and becomes the
-//!   sandbox's when it is told which.
+//! - As the first process of a machine of its own it gets no arguments: it serves the link on the
+//!   machine's serial port, and becomes the sandbox's when it gets that one's identity.
 //! - `keep-agent confine`: reads a [`sandkeep_proto::helper::Helper`], and runs a program of the host's, confined, on what sandboxes wrote.
 //! - `keep ask <question>`: the same program under another name, inside a sandbox: asks, and exits with the answer.
 //! - `keep-agent serve <socket>`: serves the link without any cage; the way the link is tested.

@@ -6,8 +6,8 @@
 //!
 //! *A root that cannot be written is refused.* Overlayfs mounts read-only, without an error, when it
 //! cannot prepare its work directory, for example because the disk is full. The mount would stay so when there is
-//! room again. So a mount that was to be writable is looked at once it is there, and a file system
-//! that turned out to be read-only is an error, [`NO_ROOM`] where that is why.
+//! room again. So a mount that was to be writable is checked once it exists, and a file system that
+//! turned out to be read-only is an error, [`NO_ROOM`] where that is why.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,13 +22,13 @@ use sandkeep_proto::cage::NO_ROOM;
 
 use crate::cage::{Step as _, StepError};
 
-/// How many lower layers the kernel stacks at the most.
+/// How many lower layers the kernel stacks at most.
 pub(crate) const MOST: usize = 500;
 /// How long the options of `mount(2)` may be, with the byte that ends them.
 const PAGE: usize = 4096;
 /// How long a value of `fsconfig(2)` may be, with the byte that ends it.
 const VALUE: usize = 256;
-/// With less than this free, a work directory that could not be made was for want of room.
+/// With less than this free, a missing work directory means a lack of room.
 const LITTLE: u64 = 4 << 20;
 
 const STEP: &str = "stack the layers";

@@ -1,7 +1,7 @@
-//! How fast this host's time stamp counter runs.
+//! The frequency of this host's time stamp counter.
 //!
 //! A machine that is emulated sees the host's counter. Its kernel measures it against a timer when it boots, which fails
-//! on a busy host, and then it stands still for ever. So it is told.
+//! on a busy host, and then it hangs for ever. So it gets the frequency.
 #![allow(unsafe_code)]
 
 use std::io::{self, Write as _};

@@ -1,8 +1,8 @@
 //! Settings of `keep serve`, in two stages.
 //!
-//! [`File`] is what was written, strictly: a key nobody knows is an error, not a shrug. [`Resolved`]
-//! is what it means on this machine, worked out once and passed down. The command line and the
-//! environment win over the file, the file over defaults.
+//! [`File`] is what was written, strictly: an unknown key is an error. [`Resolved`] is what it
+//! means on this machine, worked out once and passed down. The command line and the environment win
+//! over the file, the file over defaults.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -177,7 +177,8 @@ pub(crate) struct SecretsFile {
 struct GatewayFile {
     /// The domain whose subdomains lead to ports; Vercel's clients' if absent.
     domain: Option<String>,
-    /// Where clients reach this server from outside; what Vercel's clients are told if absent.
+    /// Where clients reach this server from outside; by default the address given for Vercel's
+    /// clients.
     public_url: Option<String>,
     /// How long a request waits for a sandbox to wake and a port to open.
     wait: Option<String>,
@@ -435,7 +436,7 @@ pub(crate) fn secrets_key(
         .map_err(|error| Failure::caused("cannot determine the working directory", error))
 }
 
-/// What is said of one and not of the other holds for both.
+/// A setting that is given for one and not for the other holds for both.
 fn gateway(file: GatewayFile, vercel: &mut VercelSettings) -> Result<GatewaySettings, Failure> {
     let usual = GatewaySettings::default();
     let domain = file.domain.or_else(|| vercel.domain.clone());

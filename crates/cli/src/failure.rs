@@ -27,7 +27,7 @@ pub(crate) enum Failure {
         message: String,
         /// What to do about it.
         hint: Option<String>,
-        /// What the system said.
+        /// The system's error.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
     /// No server was named, and none was found.
@@ -36,7 +36,7 @@ pub(crate) enum Failure {
         /// Where its file was looked for.
         looked: String,
     },
-    /// Some of several things failed; each was told when it happened.
+    /// Some of several things failed; each was reported when it happened.
     #[error("{failed} of {all} failed")]
     Some {
         /// How many.

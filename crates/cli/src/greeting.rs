@@ -1,4 +1,5 @@
-//! What `keep serve` prints when it is ready: where it listens, what to type next, and what this host lacks for more.
+//! What `keep serve` prints when it is ready: where it listens, the next command to type, and what
+//! this host lacks for more.
 
 use std::path::Path;
 
@@ -28,7 +29,7 @@ pub(crate) fn greeting(config: &Resolved, file: &ClientFile) -> String {
 
 fn lines(places: &[String], data: &Path, usual: bool) -> String {
     let data = data.display();
-    // Clients that look where a server usually is need not be told.
+    // Clients that look at the usual address of a server need no setting.
     let told = if usual { String::new() } else { format!("export SANDKEEP_DATA={data}; ") };
     format!(
         "Sandkeep {} listens on {}; data in {data}

@@ -1,12 +1,14 @@
-//! What a server takes up on its host besides the data directory.
+//! What a server uses on its host besides the data directory.
 //!
 //! Several servers can live on one host, each with its own data directory; what lies outside it (the
-//! runtime directory, the control group) carries the *mark* of the directory, the beginning of its identity, so that a server that
-//! is started again finds its own sandboxes and nobody else's, also when the directory was moved.
+//! runtime directory, the control group) carries the *mark* of the directory, the beginning of its
+//! identity, so that a restarted server finds its own sandboxes only, also when the directory was
+//! moved.
 //!
 //! A copy of a data directory has the same mark, and must not take the original's machines for its own: the layers they
-//! write to are others. So whoever uses a mark says in `<mark>.owner` which directory it is, by device and inode, which a move does
-//! not change, and has that file locked. A server that finds another one there gives its directory a new identity.
+//! write to are others. So the user of a mark writes to `<mark>.owner` which directory it is, by
+//! device and inode, which a move does not change, and has that file locked. A server that finds
+//! another one there gives its directory a new identity.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -32,7 +34,7 @@ use crate::failure::Failure;
 const RUN: &str = "/run/sandkeep";
 
 /// Writes the agent program into `bin`, under a name that says which one it is: sandboxes that an
-/// older server started go on using theirs.
+/// older server started keep using theirs.
 pub(crate) fn install_agent(bin: &Path) -> io::Result<PathBuf> {
     let agent = AGENT.bytes();
     let path = bin.join(format!("keep-agent-{}", short_hash(&agent)));
@@ -45,7 +47,7 @@ pub(crate) fn install_agent(bin: &Path) -> io::Result<PathBuf> {
         fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&fresh)?;
     file.write_all(&agent)?;
     file.sync_all()?;
-    // Closed before anybody runs it: a program that is open for writing cannot be executed.
+    // Closed before it is run: a program that is open for writing cannot be executed.
     drop(file);
     fs::rename(&fresh, &path)?;
     Ok(path)
@@ -100,7 +102,8 @@ impl Claim {
     }
 }
 
-/// How long a server that is ending may still hold the mark of a data directory that it has let go of.
+/// How long a server that is ending may still hold the lock of a data directory that it has
+/// released.
 const LETTING_GO: Duration = Duration::from_secs(10);
 
 /// Takes the mark of a data directory. A copy of one that is in use is given another identity.
@@ -231,7 +234,7 @@ fn short_hash(bytes: &[u8]) -> String {
     hex::encode(&Sha256::digest(bytes)[..6])
 }
 
-/// Explains why root is needed, to whoever is not.
+/// Explains why root is needed, to other users.
 pub(crate) fn need_root(what: &str) -> Result<(), Failure> {
     if rustix::process::geteuid().is_root() {
         return Ok(());

@@ -1,11 +1,12 @@
 //! Finding the server, and the data directory it works in.
 //!
-//! A client goes, in this order, to what it was told (`--url`, `SANDKEEP_URL`), and to the server
-//! whose `client.json` it can read in `--data` or `SANDKEEP_DATA`, else in the data directories a
-//! server uses by default. `keep serve` writes that file for its owner only: it holds a key.
+//! A client connects, in this order, to the configured server (`--url`, `SANDKEEP_URL`), and to the
+//! server whose `client.json` it can read in `--data` or `SANDKEEP_DATA`, else in the data
+//! directories a server uses by default. `keep serve` writes that file for its owner only: it holds
+//! a key.
 //!
 //! The file says which directory it was written in. One that was copied along with the directory
-//! speaks of the original's server, and whoever names the copy does not mean that one: it counts
+//! speaks of the original's server, and a user who names the copy does not mean that one: it counts
 //! as absent until a server of the copy writes its own.
 
 use std::fs;
@@ -26,7 +27,7 @@ pub(crate) const SYSTEM_DATA: &str = "/var/lib/sandkeep";
 /// The settings of an installed server.
 pub(crate) const SYSTEM_CONFIG: &str = "/etc/sandkeep/config.toml";
 
-/// What a server tells clients on the same machine.
+/// The file by which a server makes itself known to clients on the same machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ClientFile {
     /// Its HTTP address, if it listens on one.
@@ -82,7 +83,7 @@ impl ClientFile {
         fs::symlink_metadata(data.join(Self::NAME)).is_ok()
     }
 
-    /// Writes it so that only its owner ever can read it, and nobody ever reads half of it.
+    /// Writes it so that only its owner can ever read it, and no reader sees half of it.
     pub(crate) fn write(&self, data: &Path) -> io::Result<()> {
         let fresh = data.join(".client.json.new");
         match fs::remove_file(&fresh) {
@@ -148,7 +149,8 @@ pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
     }
 }
 
-/// A client that trusts the given CA certificates, else those that the local server said, else the system's alone.
+/// A client that trusts the given CA certificates, else those that the local server names, else the
+/// system's alone.
 fn to(
     endpoint: Endpoint,
     key: Option<&str>,

@@ -1,4 +1,5 @@
-//! Whether this host has what machines of their own need. `keep serve` offers the driver if so; `keep doctor` tells all of it.
+//! Checks whether this host has what microVMs need. `keep serve` offers the driver if so;
+//! `keep doctor` prints all of it.
 
 use std::io;
 use std::path::{Path, PathBuf};

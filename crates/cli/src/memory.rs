@@ -1,9 +1,10 @@
-//! Giving memory back to the system.
+//! Returns free memory to the system.
 //!
 //! A burst of work leaves the allocator with memory that is free and still the server's: a hundred creates at once some 15 MB. A server
-//! whose sandboxes all sleep should be small, so it is looked at now and then, and given back when there is more of it than after the
-//! last time. What lies between memory that is used cannot be given back, and the more *arenas* the allocator has, the more of that
-//! there is: by itself it makes eight for each processor. It gets one for each ([`few_arenas`]).
+//! whose sandboxes are all stopped should be small, so its free memory is checked now and then, and
+//! given back when there is more of it than after the last time. What lies between memory that is
+//! used cannot be given back, and the more *arenas* the allocator has, the more of that there is:
+//! by itself it makes eight for each processor. It gets one for each ([`few_arenas`]).
 
 use std::time::Duration;
 
@@ -32,7 +33,8 @@ fn own() -> Option<u64> {
     Some(kib.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-/// Bounds the number of arenas. To be called before the first thread is started: those that are there stay.
+/// Bounds the number of arenas. To be called before the first thread is started: existing ones
+/// stay.
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code)]
 pub(crate) fn few_arenas() {

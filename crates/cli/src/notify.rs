@@ -1,4 +1,5 @@
-//! Tells the service manager how the server is, as `sd_notify(3)` describes: `Type=notify` in a unit waits for it.
+//! Reports the server's state to the service manager, as `sd_notify(3)` describes: `Type=notify` in
+//! a unit waits for it.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,7 +15,7 @@ pub(crate) const READY: &str = "READY=1";
 /// The server is shutting down.
 pub(crate) const STOPPING: &str = "STOPPING=1";
 
-/// Tells the service manager, if there is one.
+/// Reports to the service manager, if there is one.
 pub(crate) fn tell(state: &str) {
     let Some(socket) = std::env::var_os(SOCKET).filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = send(&socket, state) {

@@ -1,4 +1,5 @@
-//! What `keep` says about itself in files: the settings file with every setting, and the manual pages.
+//! Files generated from `keep`'s own definitions: the settings file with every setting, and the
+//! manual pages.
 //!
 //! Both are made of the help texts: the settings of those of `keep serve`, the pages of all of them. So there is one place to
 //! write them, and tests hold that place to what the program does.

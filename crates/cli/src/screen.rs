@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use crate::failure::{Failure, output_error};
 
-/// Where answers go, and how they are said there.
+/// Where answers go, and how they are printed there.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Screen {
     /// Whether answers are JSON.
     pub(crate) json: bool,
     /// Colours for standard output.
     pub(crate) paint: Paint,
-    /// How many columns there are; none if nobody looks.
+    /// How many columns there are; none without a terminal.
     width: Option<usize>,
 }
 
@@ -128,8 +128,8 @@ impl Paint {
 }
 
 /// Rows under a header. Columns are as wide as what is in them; when the terminal is narrower, the
-/// widest ones give way, and what does not fit ends in `…`. The first column is what other commands
-/// want to be told: it is never cut, and columns at the right end are left out to make room for it.
+/// widest ones shrink, and what does not fit ends in `…`. The first column is the argument for
+/// other commands: it is never cut, and columns at the right end are left out to make room for it.
 /// Without a terminal nothing is cut or left out.
 #[derive(Debug)]
 pub(crate) struct Table {

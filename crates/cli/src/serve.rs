@@ -1,8 +1,8 @@
-//! `keep serve`: puts the parts together and serves until it is told to end.
+//! `keep serve`: puts the parts together and serves until it is stopped.
 //!
 //! Order matters: the data directory is locked first (opening the store does it), sockets are opened
-//! before the engine, so that a taken port is told before anything is begun, and the file that tells
-//! clients where to go is written last, when there is somebody to answer them.
+//! before the engine, so that a taken port is reported before anything is begun, and the file with
+//! the server's address for clients is written last, when the server answers.
 
 use std::ffi::OsString;
 use std::fs;
@@ -261,7 +261,7 @@ fn told_to_end() -> Result<impl Future<Output = ()> + Send, Failure> {
     })
 }
 
-/// Makes sure that there is a project and a key, and tells clients on this machine about them.
+/// Makes sure that there is a project and a key, and writes them down for clients on this machine.
 async fn introduce(
     engine: &Engine,
     config: &Resolved,
@@ -335,7 +335,7 @@ fn own_ca(files: &TlsFiles) -> Option<PathBuf> {
     ca.is_file().then_some(ca)
 }
 
-/// Makes the image `host` while nobody waits for it. A sandbox that comes first makes it itself.
+/// Makes the image `host` in the background. A sandbox that comes first makes it itself.
 async fn make_host_image(engine: Engine) {
     let begun = Instant::now();
     if engine.images().get(HOST).await.is_ok() {

@@ -18,7 +18,7 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Which entries are wanted. All that is given must fit.
+/// Selects entries. All given conditions must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditQuery {
     /// Only those since then: a time, or how long ago, like `10m`.

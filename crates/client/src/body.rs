@@ -238,7 +238,7 @@ impl Body for ReadBody {
     }
 }
 
-/// A request body that somebody else makes while it is being sent.
+/// A request body that another task makes while it is being sent.
 struct ChannelBody {
     channel: mpsc::Receiver<io::Result<Bytes>>,
 }

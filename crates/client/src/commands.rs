@@ -29,7 +29,7 @@ pub enum Output {
     Stdout(Bytes),
     /// Bytes of standard error.
     Stderr(Bytes),
-    /// It printed so many bytes here that are not kept.
+    /// This many bytes were printed here that are not kept.
     Gap(u64),
     /// It ended. Always the last.
     Exited(Box<Terminated>),
@@ -212,7 +212,7 @@ impl Client {
         self.transport.json(Call::post(target).json(&request)?).await
     }
 
-    /// Starts a command that goes on by itself.
+    /// Starts a command that continues without its caller.
     pub async fn exec_detached(&self, name: &str, request: &ExecRequest) -> Result<Command, Error> {
         let request = ExecRequest { detach: true, ..request.clone() };
         self.transport.json(Call::post(sandbox(name, &["exec"])).json(&request)?).await

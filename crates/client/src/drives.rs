@@ -34,7 +34,7 @@ impl Client {
         self.transport.json(Call::post(target).json(request)?).await
     }
 
-    /// Deletes a drive that nobody writes to.
+    /// Deletes a drive without a writer.
     pub async fn delete_drive(&self, name: &str) -> Result<Drive, Error> {
         let target = Target::new(&["drives", name]);
         self.transport.json(Call::new(Method::DELETE, target)).await

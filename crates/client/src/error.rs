@@ -35,7 +35,7 @@ pub enum Error {
         url: String,
         /// What to do about it.
         hint: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The connection broke in the middle.
@@ -43,7 +43,7 @@ pub enum Error {
     Broken {
         /// What was being done, as a verb in -ing.
         doing: &'static str,
-        /// What the transport said.
+        /// The transport's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The response is not from a Sandkeep server, or from an incompatible version.
@@ -73,7 +73,7 @@ pub enum Error {
     Local {
         /// What was being done, as a verb phrase.
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -17,7 +17,7 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Which events are wanted. All that is given must fit.
+/// Selects events. All given conditions must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventQuery {
     /// Of the sandbox of this name.
@@ -30,7 +30,7 @@ pub struct EventQuery {
     pub cursor: Option<String>,
     /// Only those since then: a time, or how long ago, like `10m`.
     pub since: Option<String>,
-    /// Whether to go on with what happens.
+    /// Whether to continue with new events.
     pub follow: bool,
     /// Those of all projects and of the host; needs an admin key.
     pub all_projects: bool,

@@ -46,7 +46,7 @@ pub struct WriteOptions {
     pub mode: Option<u32>,
     /// Whether missing parents are made.
     pub parents: bool,
-    /// Whether bytes are added at the end instead of replacing what is there.
+    /// Whether bytes are added at the end instead of replacing the existing ones.
     pub append: bool,
 }
 

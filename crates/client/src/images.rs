@@ -1,4 +1,5 @@
-//! Calls about images. A pull, an import or a customization reports its progress ([`Fetching`]) until the image is there.
+//! Calls about images. A pull, an import or a customization reports its progress ([`Fetching`])
+//! until the image exists.
 
 use hyper::Method;
 

@@ -14,8 +14,8 @@ use crate::transport::Call;
 use crate::types::{IssuePortToken, Paged, PortStatus, PortToken, PublishPort};
 use crate::{Client, Error};
 
-/// A TCP connection to a port inside a sandbox. Either side may close its own direction and go on
-/// listening. The sandbox stays awake while it is open.
+/// A TCP connection to a port inside a sandbox. Either side may close its own direction and
+/// continue to read. The sandbox stays awake while it is open.
 pub struct PortStream(TokioIo<Upgraded>);
 
 impl fmt::Debug for PortStream {

@@ -12,7 +12,7 @@ use crate::types::{
 };
 use crate::{Client, Error};
 
-/// Which runs are wanted.
+/// Selects runs.
 #[derive(Debug, Clone, Default)]
 pub struct RunQuery {
     /// With one of these; any if there are none.
@@ -25,7 +25,7 @@ pub struct RunQuery {
     pub repository: Option<String>,
 }
 
-/// Which approvals are wanted.
+/// Selects approvals.
 #[derive(Debug, Clone, Default)]
 pub struct ApprovalQuery {
     /// With this status.
@@ -66,7 +66,7 @@ impl Client {
         })
     }
 
-    /// Shows a run; with `wait`, once it waits for somebody or is over, or after so many seconds.
+    /// Shows a run; with `wait`, once it waits for somebody or is over, or after that many seconds.
     pub async fn run(&self, id: &str, wait: Option<u64>) -> Result<Run, Error> {
         let wait = wait.map(|seconds| seconds.to_string());
         self.transport.json(Call::get(Target::new(&["runs", id]).maybe("wait", wait))).await
@@ -78,19 +78,19 @@ impl Client {
         self.transport.json(call.json(request)?).await
     }
 
-    /// Tells that the harness of a run is alive.
+    /// Reports that the harness of a run is alive.
     pub async fn run_heartbeat(&self, id: &str, request: &RunHeartbeat) -> Result<Run, Error> {
         let call = Call::post(Target::new(&["runs", id, "heartbeat"]));
         self.transport.json(call.json(request)?).await
     }
 
-    /// Tells that the work of a harness is done, or why it failed.
+    /// Reports that the work of a harness is done, or why it failed.
     pub async fn finish_run(&self, id: &str, request: &FinishRun) -> Result<Run, Error> {
         let call = Call::post(Target::new(&["runs", id, "finish"]));
         self.transport.json(call.json(request)?).await
     }
 
-    /// Tells what there is to know about the result of a run.
+    /// Returns what there is to know about the result of a run.
     pub async fn review_run(&self, id: &str) -> Result<RunReview, Error> {
         self.transport.json(Call::get(Target::new(&["runs", id, "review"]))).await
     }
@@ -130,7 +130,7 @@ impl Client {
         })
     }
 
-    /// Shows an approval; with `wait`, once it is answered, or after so many seconds.
+    /// Shows an approval; with `wait`, once it is answered, or after that many seconds.
     pub async fn approval(&self, id: &str, wait: Option<u64>) -> Result<Approval, Error> {
         let wait = wait.map(|seconds| seconds.to_string());
         self.transport.json(Call::get(Target::new(&["approvals", id]).maybe("wait", wait))).await

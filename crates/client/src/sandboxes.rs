@@ -152,7 +152,8 @@ impl Client {
         self.transport.json(call.json(request)?).await
     }
 
-    /// Makes `count` new sandboxes from one snapshot of another; those that could not be made are told.
+    /// Makes `count` new sandboxes from one snapshot of another; reports those that could not be
+    /// made.
     pub async fn fork_many(
         &self,
         name: &str,
@@ -168,7 +169,7 @@ impl Client {
         self.transport.json(Call::post(sandbox(name, &["pause"])).json(request)?).await
     }
 
-    /// Tells why a sandbox is where it is. Never wakes it.
+    /// Returns why a sandbox is where it is. Never wakes it.
     pub async fn why(&self, name: &str) -> Result<Why, Error> {
         self.transport.json(Call::get(sandbox(name, &["why"]))).await
     }

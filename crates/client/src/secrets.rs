@@ -10,7 +10,7 @@ use crate::{Client, Error};
 // Every call fails with what the server says (`Error::Api`) or with what the way there says.
 #[allow(clippy::missing_errors_doc)]
 impl Client {
-    /// Sets a secret: a new one, or another value of one that is there.
+    /// Sets a secret: a new one, or another value of an existing one.
     pub async fn set_secret(&self, name: &str, request: &SetSecret) -> Result<Secret, Error> {
         let target = Target::new(&["secrets", name]);
         self.transport.json(Call::new(Method::PUT, target).json(request)?).await

@@ -49,7 +49,7 @@ impl Client {
         self.transport.json(Call::post(target).json(request)?).await
     }
 
-    /// Sends a test event, and tells what came of it.
+    /// Sends a test event, and returns the result.
     pub async fn test_webhook(&self, id: &str) -> Result<WebhookDelivery, Error> {
         self.transport.json(Call::post(Target::new(&["webhooks", id, "test"]))).await
     }

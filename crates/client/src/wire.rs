@@ -60,12 +60,12 @@ impl AsyncWrite for Wire {
     }
 }
 
-/// A connection that still hears the server's answer when the server has stopped reading.
+/// A connection that still reads the server's answer when the server has stopped reading.
 ///
-/// A server that refuses an upload answers and hangs up before it has read everything. Writing fails
-/// then, while the answer, which tells why, is there to be read. So what is written after that is dropped,
-/// and what is read decides: an answer, or the end of the connection. Only uploads do so: any other request
-/// that could not be written goes again on another connection.
+/// A server that refuses an upload answers and closes before it has read everything. Writing fails
+/// then, while the answer, which has the reason, can still be read. So what is written after that
+/// is dropped, and what is read decides: an answer, or the end of the connection. Only uploads do
+/// so: any other request that could not be written is sent again on another connection.
 #[derive(Debug)]
 pub(crate) struct HeardOut {
     wire: Wire,

@@ -1,4 +1,4 @@
-//! How the client behaves on the wire, against a server that says what a test tells it to.
+//! How the client behaves on the wire, against a server with the answers that a test gives it.
 
 #![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
 

@@ -2,11 +2,11 @@
 //!
 //! With the feature `failpoints`, [`pass`] ends the process, as abruptly as kill -9 does, when the
 //! variable `SANDKEEP_FAILPOINT` names the place; `name:3` lets two passes go by first. `panic=name`
-//! panics there instead, and the process goes on. `docs/CRASH-MATRIX.md` lists the places and what must hold after
-//! each.
+//! panics there instead, and the process continues. `docs/CRASH-MATRIX.md` lists the places and
+//! what must hold after each.
 //!
 //! In every build each place that is passed is also a line of the log at level `trace` (target `sandkeep_core::step`): the times
-//! of these lines tell where the time of a start or a stop goes. `./dev bench --steps` prints that.
+//! of these lines show where the time of a start or a stop goes. `./dev bench --steps` prints that.
 
 /// Dies here, if a test asked for it.
 #[cfg(feature = "failpoints")]

@@ -1,9 +1,10 @@
 //! Locks by key: work on one key is done by one caller at a time, work on different keys in parallel.
 //!
 //! The usual use is *single flight*: something expensive is made once, however many callers want it at the same time. Take the lock of its
-//! key, look whether it is there by now, and make it if not.
+//! key, check whether it exists by now, and make it if not.
 //!
-//! A key takes up memory only while somebody holds its lock or waits for it; a caller that gives up waiting leaves nothing.
+//! A key takes memory only while somebody holds its lock or waits for it; a caller that gives up
+//! waiting leaves nothing.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -50,7 +51,7 @@ impl<K: Eq + Hash + Clone> KeyedLock<K> {
         KeyGuard { _guard: lock.blocking_lock_owned(), _claim: claim }
     }
 
-    /// The lock of a key, if nobody has it.
+    /// The lock of a key, if it is free.
     pub(crate) fn try_lock(&self, key: &K) -> Option<KeyGuard<K>> {
         let (claim, lock) = self.claim(key);
         Some(KeyGuard { _guard: lock.try_lock_owned().ok()?, _claim: claim })
@@ -79,7 +80,8 @@ impl<K: Eq + Hash> Drop for Claim<K> {
     fn drop(&mut self) {
         let mut locks = self.locks.lock();
         drop(self.lock.take());
-        // New claims are made under the same lock of the map: one reference means that nobody else has one.
+        // New claims are made under the same lock of the map: one reference means that no other
+        // caller has one.
         if locks.get(&self.key).is_some_and(|lock| Arc::strong_count(lock) == 1) {
             locks.remove(&self.key);
         }

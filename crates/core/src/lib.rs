@@ -1,4 +1,4 @@
-//! The engine of Sandkeep. No HTTP of its own to speak, no terminal, no environment variables.
+//! The engine of Sandkeep. It has no HTTP, no terminal and no environment variables.
 //!
 //! In reading order:
 //!

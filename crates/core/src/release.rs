@@ -2,8 +2,9 @@
 //!
 //! The last descriptor of a mount namespace takes its mounts with it: the kernel forgets every file that was looked at through the
 //! overlay, syncs the filesystem below it and waits for all processors to have noticed (20 to 40 ms here). Nothing can be written through
-//! them by then, so nobody has to wait for that: neither the caller, nor the thread of the runtime it is on. And not at once: whoever
-//! ended the machine is sealing what it wrote just then, and would share processors and the filesystem's journal with it.
+//! them by then, so nothing has to wait for that: neither the caller, nor the thread of the runtime
+//! it is on. It is also delayed: right after a machine ended its files are sealed, and the two
+//! would share processors and the filesystem's journal.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};

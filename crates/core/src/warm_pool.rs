@@ -1,4 +1,4 @@
-//! A warm pool: things that take long to make are made before somebody needs them.
+//! A warm pool: items that take long to make are made before they are needed.
 //!
 //! ```text
 //! restock ──> wanted ──> being made ──> ready ──take──> the caller's
@@ -9,9 +9,9 @@
 //! a sandbox (`engine/machine/warm_machines.rs`). An item is of a *kind*, and only a caller that asks for the same kind gets it.
 //!
 //! - *Who makes them.* The [`Maker`], who owns the pool. One task per pool calls it, for one item at a time. The task lives as long as
-//!   something is wanted or ready, and does not keep the maker alive while it waits.
-//! - *When.* While no start is under way ([`WarmPool::starting`]), and [`PoolLimits::quiet`] after the last one: the host belongs to
-//!   whoever uses it now.
+//!   items are needed or ready, and does not keep the maker alive while it waits.
+//! - *When.* While no start is under way ([`WarmPool::starting`]), and [`PoolLimits::quiet`] after
+//!   the last one: its current users come first.
 //! - *What if that fails.* An item that cannot be made, or whose maker panics, is given up. The next [`WarmPool::restock`] tries again.
 //! - *How it ends.* After [`WarmPool::close`] nothing is made, and nothing is left.
 
@@ -45,10 +45,10 @@ pub(crate) struct PoolLimits {
 /// Makes the items of a pool, and ends them.
 #[async_trait]
 pub(crate) trait Maker<K, T>: Send + Sync + 'static {
-    /// Makes an item, or tells the log why not.
+    /// Makes an item, or logs why not.
     async fn make(self: Arc<Self>, kind: K) -> Option<T>;
 
-    /// Ends an item that nobody took.
+    /// Ends an unused item.
     async fn discard(self: Arc<Self>, item: T);
 }
 
@@ -74,7 +74,7 @@ struct Stock<K, T> {
     ready: Vec<Ready<K, T>>,
     wanted: Vec<K>,
     making: Option<K>,
-    /// Whether the task is there.
+    /// Whether the task runs.
     tended: bool,
     closed: bool,
 }
@@ -91,7 +91,7 @@ enum PoolStep<K, T> {
     Make(K),
     Discard(Vec<T>),
     Wait(Duration),
-    /// The pool is empty, and nothing is wanted.
+    /// The pool is empty, and no item is needed.
     Done,
 }
 
@@ -145,7 +145,7 @@ where
             return;
         }
         stock.wanted.extend(std::iter::repeat_n(kind.clone(), missing));
-        // On a host that is never quiet, the kinds that were wanted first are given up.
+        // On a host that is never quiet, the kinds that were needed first are given up.
         let most = self.limits.per_kind.saturating_mul(self.limits.kinds);
         let surplus = stock.wanted.len().saturating_sub(most);
         stock.wanted.drain(..surplus);
@@ -233,7 +233,7 @@ where
         match stock.ready.first() {
             Some(oldest) => PoolStep::Wait(self.limits.idle.saturating_sub(oldest.made.elapsed())),
             None => {
-                // Under the lock: whoever wants one later finds that nobody tends the pool.
+                // Under the lock: a later caller finds that no task tends the pool.
                 stock.tended = false;
                 PoolStep::Done
             }
@@ -272,7 +272,7 @@ impl<K: Clone + PartialEq, T> Stock<K, T> {
     }
 }
 
-/// Makes and discards the items of a pool, until it is empty and nothing is wanted.
+/// Makes and discards the items of a pool, until it is empty and none is needed.
 async fn tend<M, K, T>(pool: Weak<WarmPool<K, T>>, maker: Weak<M>, wake: Arc<Notify>)
 where
     M: Maker<K, T>,
@@ -292,7 +292,8 @@ where
     }
 }
 
-/// Runs a maker's future. If it panics, that is logged and the result is `None`: the pool's task goes on.
+/// Runs a maker's future. If it panics, that is logged and the result is `None`: the pool's task
+/// continues.
 async fn no_panic<R>(what: &str, future: impl Future<Output = R>) -> Option<R> {
     let done = AssertUnwindSafe(future).catch_unwind().await;
     done.map_err(|_| tracing::error!("a warm pool failed to {what} an item: its maker panicked"))

@@ -27,7 +27,7 @@ pub struct AskLine {
     /// What there is to know before answering.
     #[serde(default)]
     pub context: String,
-    /// The answer that counts if nobody answers in time: whether it is yes.
+    /// The answer that counts if none comes in time: whether it is yes.
     #[serde(default)]
     pub default: Option<bool>,
     /// How long to wait for an answer, in milliseconds; as the sandbox's policy says if absent.
@@ -43,7 +43,7 @@ pub enum InsideAnswer {
     Approved,
     /// No.
     Denied,
-    /// Nobody answered in time, and there is no default.
+    /// There was no answer in time, and there is no default.
     Expired,
 }
 
@@ -59,7 +59,7 @@ impl InsideAnswer {
     }
 }
 
-/// What the agent says to whoever asked.
+/// The agent's answer to the program that asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum AskReply {
@@ -67,7 +67,7 @@ pub enum AskReply {
     Answer {
         /// The answer.
         answer: InsideAnswer,
-        /// What was said about it.
+        /// The comment of the decision.
         comment: String,
     },
     /// The question was not asked.

@@ -1,4 +1,4 @@
-//! What the container driver tells `keep-agent` to build.
+//! The container driver's description of what `keep-agent` builds.
 //!
 //! `keep-agent cage` reads one [`Cage`] on standard input, builds it, and answers with one line, an
 //! [`Outcome`], on standard output; `keep-agent cage ahead` does what it can before there is something to read. `keep-agent swap-root` does the same with a [`Swap`]. Driver and
@@ -16,17 +16,18 @@ use serde::{Deserialize, Serialize};
 pub const VERSION: u32 = 1;
 /// The socket the agent listens on, in the machine's runtime directory.
 pub const SOCKET: &str = "agent.sock";
-/// Where the agent hands over its network device, in the same directory: whoever connects is sent one byte and,
-/// with it, the descriptor of the TUN device (raw IP packets, no header before them, not blocking).
+/// Where the agent hands over its network device, in the same directory: every peer that connects
+/// is sent one byte and, with it, the descriptor of the TUN device (raw IP packets, no header
+/// before them, not blocking).
 pub const NETWORK_SOCKET: &str = "net.sock";
 /// The step that fails when the host has no TUN devices.
 pub const TUN: &str = "open /dev/net/tun";
-/// The step that fails when the machine's own files are in the way of a [`Mount`]: whoever asked for
-/// it can choose another target.
+/// The step that fails when the machine's own files are in the way of a [`Mount`]: the user can
+/// choose another target.
 pub const MOUNT_POINT: &str = "use a mount point";
 /// The step that fails when the disk is too full for a machine to be able to write.
 pub const NO_ROOM: &str = "make room for what the machine writes";
-/// The file that tells a later daemon about the machine, in the same directory.
+/// The file that describes the machine for a later daemon, in the same directory.
 pub const RECORD: &str = "machine.json";
 
 /// How many mounts a cage may have that is begun before it is known what to build.
@@ -132,7 +133,7 @@ pub enum Outcome {
     Failed {
         /// What was being done, as a verb phrase.
         step: String,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
 }

@@ -24,13 +24,13 @@
 //! agent -> host    Cancel   what the host still sends as Data goes nowhere: the process reads no more
 //! ```
 //!
-//! Which of these a request uses is told at [`crate::link::Request`].
+//! [`crate::link::Request`] says which of these a request uses.
 //!
 //! *Flow control.* Each side may send [`WINDOW`] bytes of Data (and DataErr, counted together) on a
 //! stream before it needs Credit. Credit for command output says more than "there is room": it says
 //! *kept*. The agent holds what was not credited and sends it again after a reconnect. On a stream
 //! that was attached to, input that an earlier connection sent may still wait inside: there the host
-//! starts with no room at all, and the agent's first Credit tells how much there is.
+//! starts with no room at all, and the agent's first Credit says how much there is.
 //!
 //! *Breaking the rules* (bytes that are no frame, Data beyond the window, frames out of turn) ends
 //! the connection and nothing else: commands live on, and the next connection takes them up. Frames
@@ -40,7 +40,7 @@
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// How many Data bytes may be under way on a stream before Credit is needed.
 pub const WINDOW: usize = 256 << 10;
-/// How much Data one frame should carry at the most, so that streams take turns.
+/// How much Data one frame should carry at most, so that streams take turns.
 pub const CHUNK: usize = 64 << 10;
 /// The length of a frame's header.
 pub const HEADER: usize = 12;

@@ -35,7 +35,7 @@ pub struct Helper {
     pub env: BTreeMap<String, String>,
     /// What it reads.
     pub input: Input,
-    /// The file that it writes, which is there already.
+    /// The existing file that it writes to.
     pub output: Option<PathBuf>,
     /// Its user id on the host, and the first of [`SHIFTED`].
     pub uid: u32,
@@ -51,7 +51,7 @@ pub enum Input {
     Nothing,
     /// A file that everybody may read.
     File(PathBuf),
-    /// Layers: one as it is, several stacked. Each file can be read, whoever owns it.
+    /// Layers: one as it is, several stacked. Each file can be read, whatever its owner.
     Layers {
         /// The directory all of `lower` are in.
         directory: PathBuf,
@@ -90,7 +90,7 @@ pub enum End {
     Failed {
         /// What was being done, as a verb phrase.
         step: String,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
 }

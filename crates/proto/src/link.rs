@@ -1,7 +1,7 @@
 //! What daemon and agent say on the link.
 //!
 //! The host opens a stream with a [`Request`]; the agent answers with one [`Reply`]. Requests that
-//! move bytes go on with Data and close with a [`Done`] (see [`crate::frame`]).
+//! move bytes continue with Data and close with a [`Done`] (see [`crate::frame`]).
 //!
 //! *Commands outlive connections.* A command is known by the id the daemon chose. Its output is
 //! numbered: byte `n` of a command is the same byte on every connection. The agent keeps output
@@ -43,15 +43,16 @@ pub enum Request {
     /// of the input is in the process's pipe or terminal, and is given with every write to it: what
     /// was sent and not credited waits in the agent.
     Spawn(Spawn),
-    /// Takes up a command of an earlier connection, from output byte `from`. Replies
+    /// Attaches to a command of an earlier connection, from output byte `from`. Replies
     /// [`Reply::Spawned`], then like [`Request::Spawn`].
     Attach {
         /// The command.
         command: String,
         /// How many bytes of output the daemon has kept already.
         from: u64,
-        /// How many bytes of standard input the daemon knows were taken. The reply tells how many
-        /// were; if that is fewer, the two are not talking of the same command, and the agent refuses.
+        /// How many bytes of standard input the daemon knows were taken. The reply has the number
+        /// that were taken; if that is fewer, the two do not mean the same command, and the agent
+        /// refuses.
         stdin_from: u64,
     },
     /// Lists the commands the agent still knows. Replies [`Reply::Commands`].
@@ -88,11 +89,12 @@ pub enum Request {
         at: At,
         /// Where to begin.
         offset: u64,
-        /// How much at the most; to the end if absent.
+        /// The largest number of bytes; to the end if absent.
         limit: Option<u64>,
     },
     /// Writes a file from the host's Data until End: to a temporary name beside it, then renamed. A
-    /// symlink is written through; a file that is there keeps its owner. Replies [`Reply::Ok`] when ready for Data; Done is [`Done::Moved`].
+    /// symlink is written through; an existing file keeps its owner. Replies [`Reply::Ok`] when
+    /// ready for Data; Done is [`Done::Moved`].
     WriteFile {
         /// Where.
         at: At,
@@ -120,7 +122,8 @@ pub enum Request {
         /// Continue after this name.
         after: Option<String>,
     },
-    /// Tells about one path, without following a final symlink. Replies [`Reply::Stat`].
+    /// Returns the metadata of one path, without following a final symlink. Replies
+    /// [`Reply::Stat`].
     Stat {
         /// Where.
         at: At,
@@ -138,7 +141,7 @@ pub enum Request {
         at: At,
         /// Whether a directory goes with all it holds.
         recursive: bool,
-        /// Whether it is fine that nothing is there.
+        /// Whether it is no error that nothing exists there.
         missing_ok: bool,
     },
     /// Unpacks the host's Data, a tar stream, below a directory, which is made if absent. Entries
@@ -161,8 +164,8 @@ pub enum Request {
     /// Makes this machine the sandbox's: mounts its root and enters it. Of a machine of its own, once, before anything else
     /// but `Hello`. Replies [`Reply::Ok`].
     Assemble(Assemble),
-    /// Tells a machine that was restored from memory what changed meanwhile. Replies [`Reply::Hello`], with the new run's
-    /// generation.
+    /// Notifies a machine that was restored from memory of what changed meanwhile. Replies
+    /// [`Reply::Hello`], with the new run's generation.
     Renew(Renew),
     /// Writes everything to the machine's disks and lets nothing more be written until [`Request::Thaw`], or for ten
     /// seconds. Replies [`Reply::Ok`].
@@ -172,7 +175,7 @@ pub enum Request {
     /// Looks at what changed in the root since the last look. Of a machine of its own: in a container the daemon looks itself.
     /// Replies [`Reply::Looked`].
     Look {
-        /// Whether everything that is there now is in a snapshot.
+        /// Whether everything that exists now is in a snapshot.
         #[serde(default, skip_serializing_if = "is_false")]
         saved: bool,
     },
@@ -190,13 +193,14 @@ pub enum Request {
         /// How long to wait for another one, in milliseconds; at most 25,000.
         wait_ms: u64,
     },
-    /// Answers a question. Replies [`Reply::Ok`], also when it is unknown: whoever asked may be gone.
+    /// Answers a question. Replies [`Reply::Ok`], also when it is unknown: its requester may be
+    /// gone.
     AnswerQuestion {
         /// The question.
         question: String,
         /// The answer.
         answer: InsideAnswer,
-        /// What was said about it.
+        /// The comment of the decision.
         comment: String,
     },
     /// Connects to a TCP port on the sandbox's loopback. Replies [`Reply::Ok`], then Data both
@@ -252,13 +256,13 @@ pub struct Spawn {
     /// More of the environment, which the agent forgets as soon as the process has it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secret_env: BTreeMap<String, Hidden>,
-    /// Files in memory that only the command's user can read. They are there when the process starts and
-    /// removed when it has exited.
+    /// Files in memory that only the command's user can read. They exist when the process starts
+    /// and are removed when it has exited.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secret_files: Vec<SecretFile>,
 }
 
-/// A file that is there for one command.
+/// A file that exists for one command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SecretFile {
@@ -308,7 +312,7 @@ pub struct TermSize {
 pub enum Reply {
     /// Done, or ready.
     Ok,
-    /// Who is there.
+    /// The agent's answer to a greeting.
     Hello {
         /// The agent's [`VERSION`].
         version: u32,
@@ -332,7 +336,7 @@ pub enum Reply {
     },
     /// About one path.
     Stat {
-        /// What is there.
+        /// The entry.
         entry: Entry,
     },
     /// What a directory holds.
@@ -416,7 +420,7 @@ pub enum Failure {
     NotFound,
     /// The program to run is not there.
     NoExecutable,
-    /// The program to run is there, and cannot be executed.
+    /// The program to run exists, and cannot be executed.
     NotExecutable,
     /// The working directory of a process is not there or cannot be entered.
     NoDirectory,
@@ -434,7 +438,7 @@ pub enum Failure {
     Exhausted,
     /// Nothing listens on the port.
     Refused,
-    /// Anything else the system said.
+    /// Any other error of the system.
     Fault,
 }
 
@@ -457,7 +461,7 @@ pub struct Exit {
     /// The signal, if one did.
     pub signal: Option<i32>,
     /// Whether the machine's kernel killed a process for want of memory while it ran, and it looks like one of them. Only an
-    /// agent with a kernel of its own can tell.
+    /// agent with a kernel of its own knows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub oom: bool,
 }

@@ -60,7 +60,7 @@ pub const NET_DIR: &str = "net";
 pub const NIC_SOCKET: &str = "nic.sock";
 /// Where it sends those that the machine sends: bound by the daemon, in [`NET_DIR`].
 pub const HOST_SOCKET: &str = "host.sock";
-/// Where `ram.so` tells at which address it put the machine's memory, in the same directory.
+/// Where `ram.so` writes the address at which it put the machine's memory, in the same directory.
 pub const RAM_AT: &str = "ram.at";
 
 /// The file that the hypervisor believes its machine's memory is in: empty, in the confined root.
@@ -130,7 +130,7 @@ pub struct VmmFile {
     pub write: bool,
 }
 
-/// A file that the hypervisor can only be told by a path.
+/// A file that the hypervisor can only be given by a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmmShown {
@@ -146,7 +146,7 @@ pub struct VmmShown {
 pub struct VmmSocket {
     /// The number of its descriptor.
     pub fd: u32,
-    /// Where. What is there is removed before one is bound.
+    /// Where. An existing file is removed before one is bound.
     pub path: PathBuf,
 }
 

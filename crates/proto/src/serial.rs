@@ -1,7 +1,8 @@
 //! How connections of the agent link go through a serial port.
 //!
 //! A port is one pair of byte streams for as long as the machine lives, and longer: a machine that is restored from memory
-//! goes on in the middle of a byte stream whose other end is gone. So both sides mark where a connection begins.
+//! resumes in the middle of a byte stream whose other end is gone. So both sides mark where a
+//! connection begins.
 //!
 //! ```text
 //! A5 00           the byte A5
@@ -9,9 +10,10 @@
 //! A5 01 zeros     no connection: what was is over
 //! ```
 //!
-//! The host says `A5 01 nonce` when it has connected. The agent then drops the connection it had, starts another and says the
-//! same, with the same nonce, before anything else; the host drops all bytes before that. A host that hears nothing says
-//! it again. All other bytes are those of the link as on a socket.
+//! The host sends `A5 01 nonce` when it has connected. The agent then drops the connection it had,
+//! starts another and sends the same, with the same nonce, before anything else; the host drops all
+//! bytes before that. A host that gets no answer sends it again. All other bytes are those of the
+//! link as on a socket.
 //!
 //! A5 always begins such a mark, wherever it stands: either side may have been cut off in the middle of anything. What is
 //! no mark, and all that follows it, is dropped until the next connection begins.

@@ -1,4 +1,4 @@
-//! Project quotas: the kernel's own limit on what a directory, and everything made below it, takes up.
+//! Project quotas: the kernel's own limit on the space of a directory and everything made below it.
 //!
 //! ext4 (feature `project`, mounted with `prjquota`) and XFS (mounted with `pquota`) have them. A directory is given a *project*, a
 //! number that everything made in it inherits; the filesystem counts blocks and inodes for each project, those of files

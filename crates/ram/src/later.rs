@@ -1,10 +1,12 @@
 //! RAM that is decided on when the hypervisor has started already.
 //!
 //! A thread waits at a socket for one message: a byte, and with it the descriptors of a map and of the map's files, in their order.
-//! It empties RAM, applies the map and answers with a byte. The machine stands still until then: whoever sends the map has not let
-//! it go yet. A second byte says that the hypervisor is on record as a machine's.
+//! It empties RAM, applies the map and answers with a byte. The machine is suspended until then:
+//! the sender of the map has not resumed it yet. A second byte says that the hypervisor is on
+//! record as a machine's.
 //!
-//! If the other end is closed before that, the process ends: a hypervisor that waits for a daemon which is gone waits for nobody.
+//! If the other end is closed before that, the process ends: a hypervisor must not wait for a
+//! daemon which is gone.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, size_of};
@@ -69,7 +71,7 @@ extern "C" fn wait(_: *mut c_void) -> *mut c_void {
     }
     map::apply(*map, Given::These(files), ram, length, protection);
     let mut byte = [1_u8];
-    // SAFETY: the byte is there as long as the calls take; nobody else has the descriptor.
+    // SAFETY: the byte lives as long as the calls take; nothing else has the descriptor.
     unsafe {
         libc::write(socket, byte.as_ptr().cast(), 1);
         loop {

@@ -2,9 +2,10 @@
 //!
 //! The hypervisor believes that RAM is a shared mapping of a file, the *placeholder*, and so leaves RAM out of what it saves.
 //! Its call of `mmap` is answered with private memory: anonymous, and where a map says so, pieces of page files that are copied
-//! when they are written to. `docs/MICROVM.md` tells why, `docs/formats/memory.md` what a map looks like.
+//! when they are written to. `docs/MICROVM.md` says why, `docs/formats/memory.md` what a map looks
+//! like.
 //!
-//! It is told by its environment:
+//! Its environment configures it:
 //!
 //! - `SANDKEEP_RAM`: the placeholder's path; `/ram` if absent.
 //! - `SANDKEEP_RAM_MAP`: the descriptor of a map; if absent, all RAM is empty. It and the page files are closed after use.
@@ -12,8 +13,9 @@
 //! - `SANDKEEP_RAM_LATER`: the descriptor of a socket that a map will come over, see `later`.
 //! - `SANDKEEP_RAM_AT`: a descriptor that the address is written to, as 16 hexadecimal digits.
 //!
-//! A machine must never run on other memory than it was told: whatever cannot be done ends the process, with a line on its standard
-//! error. Nothing here allocates, and all other calls of `mmap` go straight to the kernel.
+//! A machine must never run on other memory than its map names: every failure ends the process,
+//! with a line on its standard error. Nothing here allocates, and all other calls of `mmap` go
+//! straight to the kernel.
 
 mod later;
 mod map;
@@ -134,7 +136,8 @@ unsafe fn private(
     // SAFETY: as the caller's request, with other flags.
     let ram = unsafe { kernel(address, length, protection, flags, -1, 0) };
     if ram != FAILED {
-        // SAFETY: the range was mapped just now. A kernel without large pages refuses, and needs not be told.
+        // SAFETY: the range was mapped just now. A kernel without large pages returns an error,
+        // which is ignored: there is nothing to disable.
         unsafe { libc::syscall(libc::SYS_madvise, ram, length, libc::MADV_NOHUGEPAGE) };
     }
     ram
@@ -167,7 +170,7 @@ unsafe fn kernel(
 fn is_placeholder(file: c_int) -> bool {
     let path = variable(c"SANDKEEP_RAM").unwrap_or(c"/ram");
     let Some(there) = status(|into| {
-        // SAFETY: the path ends with a NUL, and there is room for what is told.
+        // SAFETY: the path ends with a NUL, and there is room for the result.
         unsafe { libc::stat(path.as_ptr(), into) }
     }) else {
         return false;
@@ -176,7 +179,7 @@ fn is_placeholder(file: c_int) -> bool {
 }
 
 fn status_of(file: c_int) -> Option<libc::stat> {
-    // SAFETY: there is room for what is told; a bad descriptor is answered with an error.
+    // SAFETY: there is room for the result; a bad descriptor is answered with an error.
     status(|into| unsafe { libc::fstat(file, into) })
 }
 
@@ -190,7 +193,8 @@ fn status(call: impl FnOnce(*mut libc::stat) -> c_int) -> Option<libc::stat> {
 }
 
 fn variable(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: the name ends with a NUL; nobody changes the environment of a hypervisor while it maps RAM.
+    // SAFETY: the name ends with a NUL; nothing changes the environment of a hypervisor while it
+    // maps RAM.
     let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
     if value.is_null() {
         return None;
@@ -213,7 +217,7 @@ fn tell(descriptor: c_int, address: u64) {
     for (place, digit) in text.iter_mut().enumerate() {
         *digit = b"0123456789abcdef"[(address >> (60 - 4 * place)) as usize & 15];
     }
-    // SAFETY: the bytes are there as long as the call takes.
+    // SAFETY: the bytes live as long as the call takes.
     let written = unsafe { libc::pwrite(descriptor, text.as_ptr().cast(), text.len(), 0) };
     if written != text.len() as isize {
         fail("the place of RAM cannot be told", errno());
@@ -236,7 +240,7 @@ pub(crate) fn fail(reason: &str, error: c_int) -> ! {
     }
     let parts: [&[u8]; 5] = [b"ram.so: ", reason.as_bytes(), b" (error ", &number[start..], b")\n"];
     for part in parts {
-        // SAFETY: the bytes are there as long as the call takes; where nobody listens nothing is lost.
+        // SAFETY: the bytes live as long as the call takes; where nothing listens nothing is lost.
         unsafe { libc::write(2, part.as_ptr().cast(), part.len()) };
     }
     // SAFETY: it does not return.

@@ -79,7 +79,7 @@ pub(crate) fn apply(
         done += now as u64;
     }
     files.close();
-    // SAFETY: nobody else was given this descriptor.
+    // SAFETY: nothing else was given this descriptor.
     unsafe { libc::close(descriptor) };
 }
 
@@ -99,7 +99,7 @@ fn put(entry: &Entry, (file, size): (c_int, u64), ram: *mut c_void, protection: 
     }
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let at = ram.wrapping_byte_add(entry.offset as usize);
-    // SAFETY: the range is within RAM, which is ours to fill; nobody uses it yet.
+    // SAFETY: the range is within RAM, which is ours to fill; nothing uses it yet.
     let mapped = unsafe {
         kernel(at, entry.length as usize, protection, flags, file, entry.at as libc::off_t)
     };
@@ -138,7 +138,7 @@ impl Files<'_> {
     /// Closes them, and those that were given and not needed: what is mapped stays.
     fn close(&self) {
         let close = |descriptor: c_int| {
-            // SAFETY: nobody else was given these descriptors.
+            // SAFETY: nothing else was given these descriptors.
             unsafe { libc::close(descriptor) };
         };
         match self.given {

@@ -1,4 +1,4 @@
-//! Whose key it is, and how far its scope reaches.
+//! Authentication: the owner of a key, and the reach of its scope.
 //!
 //! A handler says what it needs by its first argument, [`Reader`], [`Writer`] or [`Admin`], so that
 //! nothing of a request is looked at before its key was. The same place counts requests per key.

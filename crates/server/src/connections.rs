@@ -1,15 +1,17 @@
-//! Who is connected: how many in all, from one address, with one key.
+//! Limits on connections: in all, from one address, with one key.
 //!
 //! A connection costs a descriptor, and descriptors are what the daemon needs for its own work: logs, layers, machines. So
 //! connections are bounded, and at a bound room is made in this order:
 //!
 //! 1. Where an address is at its bound, its longest idle connection is closed for the new one; where all are, the longest
 //!    idle of all. *Idle* is a connection without a request under way, and also one that has not sent its first request. A
-//!    caller with a request to make sends it at once, so a crowd of silent connections displaces itself and nobody else.
+//!    caller with a request to make sends it at once, so a crowd of silent connections displaces
+//!    only itself.
 //! 2. Where none is idle the new one is answered 503 with `Retry-After` and closed.
 //!
-//! Connections on the Unix socket, which only its owner can open, have a bound of their own: the way in for whoever runs the
-//! server is not taken by others. A key that has too many connections is answered 429 with `Retry-After`.
+//! Connections on the Unix socket, which only its owner can open, have a bound of their own: the
+//! operator's way in is not taken by others. A key that has too many connections is answered 429
+//! with `Retry-After`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -165,7 +167,7 @@ impl Connections {
         ConnectionCounts { tcp: state.total, unix, displaced, refused }
     }
 
-    /// Whether so many are being closed that the next one should wait.
+    /// Whether enough are being closed that the next one should wait.
     pub(crate) fn is_busy_closing(&self) -> bool {
         self.lock().leaving > LEAVING
     }
@@ -369,7 +371,8 @@ impl HttpBody for CountedBody {
     }
 }
 
-/// A stream that holds its place for as long as it is open, whoever has it: HTTP, or what came after an upgrade.
+/// A stream that holds its place for as long as it is open, whatever its use: HTTP, or what came
+/// after an upgrade.
 #[derive(Debug)]
 pub(crate) struct Counted<S> {
     stream: S,
@@ -422,7 +425,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
     }
 }
 
-/// Tells a connection that there is no room, without waiting for anything.
+/// Answers a connection that there is no room, without waiting for anything.
 pub(crate) fn turn_away(stream: TcpStream) {
     if let Ok(mut stream) = stream.into_std() {
         tell_full(&mut stream);

@@ -1,4 +1,4 @@
-//! How much a caller may send, how fast and how long.
+//! Limits on what a caller may send: how much, how fast and how long.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -25,10 +25,10 @@ pub struct Limits {
     pub request_timeout: Duration,
     /// How long an upload may pause between two pieces.
     pub upload_pause: Duration,
-    /// How long a stream may be silent before something is said to keep it.
+    /// How long a stream may be silent before something is sent to keep it.
     pub keep_alive: Duration,
-    /// How long a process may take to read the input of one request before the caller is told to send
-    /// the rest again.
+    /// How long a process may take to read the input of one request before the caller is asked to
+    /// send the rest again.
     pub input_patience: Duration,
     /// How long requests under way may take to finish when the server goes down.
     pub drain: Duration,
@@ -84,7 +84,7 @@ struct Bucket {
     filled: Instant,
 }
 
-/// Past so many keys, those with a full bucket are forgotten.
+/// Beyond this many keys, those with a full bucket are forgotten.
 const MANY_KEYS: usize = 10_000;
 
 impl RateLimiter {
@@ -192,7 +192,8 @@ impl Requests {
 
 impl<K: Eq + Hash> Drop for RequestPermit<K> {
     fn drop(&mut self) {
-        // The next one has its turn before this one is forgotten: whoever comes then finds it.
+        // The next one has its turn before this one is forgotten: a caller that comes then finds
+        // it.
         drop(self.turn.take());
         let mut all = self.all.0.lock();
         if let Some(requests) = all.get_mut(&self.key) {

@@ -1,9 +1,9 @@
-//! Sockets, connections and how they end.
+//! Sockets, connections and their shutdown.
 //!
 //! One accept loop for each socket and one task for each connection. How many there may be is `connections`' business. When the shutdown future
 //! resolves, listeners close at once, idle connections too; streams end with a line that says why;
-//! what is under way may finish within [`Limits::drain`], and what is not done by then is cut off.
-//! The engine is not shut down here: it belongs to whoever made it.
+//! requests in progress may finish within [`Limits::drain`], and the rest is cut off then. The
+//! engine is not shut down here: that is up to its owner.
 
 use std::future::Future;
 use std::io;
@@ -62,7 +62,7 @@ pub enum ServeError {
     Bind {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The Unix socket cannot be made.
@@ -70,7 +70,7 @@ pub enum ServeError {
     Socket {
         /// Where.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Another server answers on the Unix socket.
@@ -181,7 +181,7 @@ async fn accept_tcp(listener: TcpListener, router: Router, app: Arc<App>) {
         match accepted {
             Ok((stream, peer)) => {
                 let Ok(slot) = app.connections.admit(Some(peer.ip())) else {
-                    // Who speaks TLS cannot be told: that would take a handshake.
+                    // A TLS client cannot be answered: that would take a handshake.
                     if app.tls.is_none() {
                         turn_away(stream);
                     }
@@ -225,7 +225,8 @@ async fn accept_unix(listener: UnixListener, router: Router, app: Arc<App>) {
     }
 }
 
-/// A peer that vanished without a word does not hold a connection, and a sandbox awake, for ever.
+/// A peer that vanished without closing must not hold a connection, and keep a sandbox awake,
+/// without end.
 fn notice_the_dead(stream: &TcpStream) {
     use rustix::net::sockopt;
     let asked = sockopt::set_socket_keepalive(stream, true)
@@ -341,7 +342,7 @@ async fn connection<S>(
     });
     let serving = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(serving);
-    // Which HTTP it is to be shows in the first bytes, and for those nothing else sets a time.
+    // The first bytes show the version of HTTP, and nothing else limits the time for those.
     let ended = tokio::select! {
         ended = serving.as_mut() => Some(ended),
         () = asked.notified() => None,
@@ -380,8 +381,8 @@ struct SocketFile {
 }
 
 impl Socket {
-    /// Makes the socket in a directory that is closed to others and renames it to its place: nobody
-    /// else can open it, not even for a moment, and one that a dead server left is replaced.
+    /// Makes the socket in a directory that is closed to others and renames it to its place: no
+    /// other user can open it, not even for a moment, and one that a dead server left is replaced.
     async fn bind(path: PathBuf) -> Result<Self, ServeError> {
         if UnixStream::connect(&path).await.is_ok() {
             return Err(ServeError::InUse { path });

@@ -1,4 +1,4 @@
-//! What is counted of requests, for `/metrics`.
+//! Counters of requests, for `/metrics`.
 //!
 //! Counted in memory since the start. Labels are bounded: fronts and classes of statuses are listed here, error codes are
 //! those of the sources, and never more than [`CODES`].
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use crate::api::App;
 use crate::audit::{AnsweredCode, is_vercel};
 
-/// How many error codes are told apart.
+/// How many error codes are counted apart.
 const CODES: usize = 300;
 /// Upper bounds of how long requests take until their answer begins, in milliseconds.
 pub(crate) const BOUNDS: [u64; 10] = [1, 5, 25, 100, 250, 1_000, 5_000, 30_000, 60_000, 300_000];

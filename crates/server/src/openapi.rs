@@ -1,4 +1,4 @@
-//! The description of `/v1`, made from the routes and types themselves.
+//! The description of `/v1`, generated from the routes and types.
 
 mod examples;
 mod failures;

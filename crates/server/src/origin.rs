@@ -1,4 +1,4 @@
-//! Web pages may not talk to this server.
+//! Refuses requests from web pages of other origins.
 //!
 //! A browser on the host can reach a server on loopback, and so can any page that is open in it. Two checks keep pages out:
 //!

@@ -1,7 +1,8 @@
 //! The id of a request: in the answer's `X-Request-Id`, in every log line of the request, and in errors.
 //!
 //! A caller may send its own in `X-Request-Id`; anything but a short plain text is replaced. Ports inside sandboxes get it,
-//! too, and may answer with one of their own. Work that goes on after the answer logs with the id of the request that began it.
+//! too, and may answer with one of their own. Work that continues after the answer logs with the id
+//! of the request that began it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,7 +26,7 @@ pub(crate) fn current() -> Option<String> {
     CURRENT.try_with(|id| id.to_string()).ok()
 }
 
-/// The request that a task answers, for work that goes on in another task.
+/// The request that a task answers, for work that continues in another task.
 #[derive(Debug)]
 pub(crate) struct RequestScope {
     id: Option<Arc<str>>,

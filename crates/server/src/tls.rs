@@ -34,7 +34,7 @@ use crate::connections::{Counted, Slot};
 
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long before its end a certificate is a problem that is told.
+/// How long before its end a certificate is reported as a problem.
 const ENDS_SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How much of a request in plain text is read before it is answered.
 const HEAD: usize = 8 << 10;
@@ -57,7 +57,7 @@ pub enum TlsError {
     Read {
         /// Which.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The certificate file holds none.
@@ -125,7 +125,7 @@ struct TlsState {
     refused: Option<String>,
 }
 
-/// What tells that files were replaced: device, inode, size, and both times of each.
+/// What changes when files are replaced: device, inode, size, and both times of each.
 type Fingerprint = [(u64, u64, u64, i64, i64, i64, i64); 2];
 
 struct Loaded {
@@ -140,7 +140,8 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Loads the files. A certificate that has expired is used all the same: a server that does not start helps nobody.
+    /// Loads the files. A certificate that has expired is used all the same: a server that does not
+    /// start is no better.
     pub(crate) fn load(files: TlsFiles) -> Result<Arc<Self>, TlsError> {
         let seen = fingerprint(&files).ok();
         let loaded = read(&files)?;
@@ -233,7 +234,8 @@ impl Tls {
         soon.then(|| format!("the certificate expires at {}", state.ends))
     }
 
-    /// Makes a connection a TLS connection. `Ok(None)` if it spoke HTTP in plain text and was told.
+    /// Makes a connection a TLS connection. `Ok(None)` if it spoke HTTP in plain text and was
+    /// answered.
     pub(crate) async fn accept(
         &self,
         mut stream: TcpStream,
@@ -306,8 +308,9 @@ fn read(files: &TlsFiles) -> Result<Loaded, TlsError> {
     Ok(Loaded { key, ends })
 }
 
-/// When a certificate ends, which is all that is wanted of it: `Certificate { TBSCertificate { [0] version, serialNumber,
-/// signature, issuer, Validity { notBefore, notAfter } ... } ... }` in DER.
+/// Reads when a certificate ends, and nothing else of it. In DER it begins with the sequences
+/// `Certificate` and `TBSCertificate`, and in the latter with `[0] version`, `serialNumber`,
+/// `signature`, `issuer` and `Validity { notBefore, notAfter }`.
 fn ends(certificate: &[u8]) -> Option<Timestamp> {
     const SEQUENCE: u8 = 0x30;
     const VERSION: u8 = 0xa0;

@@ -63,7 +63,7 @@ impl Compared {
         self.now.map(|now| now / self.before - 1.0)
     }
 
-    /// Whether it is too much more, or cannot be told.
+    /// Whether it is too much more, or cannot be judged.
     #[must_use]
     pub fn is_regression(&self) -> bool {
         self.growth().is_none_or(|growth| !growth.is_finite() || growth > TOLERANCE)

@@ -170,7 +170,7 @@ impl Daemon {
         }
     }
 
-    /// The same, for tests that go on without it.
+    /// The same, for tests that continue without it.
     ///
     /// # Errors
     ///
@@ -266,12 +266,12 @@ impl Daemon {
         self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
-    /// Ends the daemon politely; sandboxes go on running.
+    /// Ends the daemon gracefully; sandboxes keep running.
     pub fn terminate(&mut self) {
         self.end(Signal::TERM);
     }
 
-    /// Ends the daemon as a crash would; sandboxes go on running.
+    /// Ends the daemon as a crash would; sandboxes keep running.
     pub fn kill(&mut self) {
         self.end(Signal::KILL);
     }
@@ -347,7 +347,7 @@ impl Daemon {
         self.home.path().join("daemon.log")
     }
 
-    /// What the daemon has said so far.
+    /// What the daemon has printed so far.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
@@ -406,7 +406,7 @@ impl Daemon {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
     }
 
-    /// Runs `keep`, which must fail, and returns its exit code and what it said.
+    /// Runs `keep`, which must fail, and returns its exit code and its output.
     pub fn fails<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> (i32, String) {
         let output = self.keep(args);
         let code = output.status.code().expect("an exit code");

@@ -434,7 +434,7 @@ pub fn command(session: &Session) -> Command {
     }
 }
 
-/// A drive that nobody has written to.
+/// A drive that was never written to.
 ///
 /// # Panics
 ///

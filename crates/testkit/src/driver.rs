@@ -32,7 +32,7 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Ground {
     dir: TempDir,
     agent: PathBuf,
-    /// Nobody else's, for control groups.
+    /// Unique on this host, for control groups.
     name: String,
 }
 
@@ -287,7 +287,7 @@ pub async fn bring_up(driver: &dyn Driver, machine: &Machine) -> Guest {
     guest
 }
 
-/// Sees to it that what was written outlives the machine, as the engine does before it ends one.
+/// Makes sure that what was written outlives the machine, as the engine does before it ends one.
 ///
 /// # Panics
 ///
@@ -299,7 +299,7 @@ pub async fn wait_until_quiet(driver: &dyn Driver, guest: &Guest) {
     }
 }
 
-/// What a machine with a kernel of its own is told to be.
+/// The description that a machine with a kernel of its own gets.
 ///
 /// # Panics
 ///
@@ -425,7 +425,7 @@ pub async fn network_contract<D: Driver>(driver: &D, live: &MachineKey) {
     assert!(matches!(absent, Err(DriverError::Absent { .. })), "{absent:?}");
     let (device, header) = match driver.network(live).await.expect("it has a network") {
         Device::Tun(device) => (device, Vec::new()),
-        // To the card, from anybody, with IPv4 in it.
+        // To the card, from any sender, with IPv4 in it.
         Device::Ethernet { socket, mac } => {
             (socket, [&mac[..], &[2, 0, 0, 0, 0, 1, 8, 0]].concat())
         }

@@ -194,7 +194,7 @@ impl House {
         self.signal_agent(sandbox.as_str(), rustix::process::Signal::STOP);
     }
 
-    /// Lets an agent that was stopped go on.
+    /// Resumes an agent that was stopped.
     ///
     /// # Panics
     ///
@@ -227,7 +227,7 @@ impl House {
     ///
     /// # Panics
     ///
-    /// When the environment was set by somebody else.
+    /// When the environment was not set by this test kit.
     #[must_use]
     pub fn lent() -> Option<Self> {
         let dir = PathBuf::from(std::env::var_os("SANDKEEP_HOUSE")?);
@@ -315,8 +315,8 @@ impl House {
         self.open_early().await
     }
 
-    /// Waits until an engine that was shut down has let go of the data directory: its last tasks do when they have seen the end.
-    /// Answers with the store in it.
+    /// Waits until an engine that was shut down has released the data directory: its last tasks do
+    /// so when they have seen the end. Returns the store in it.
     ///
     /// # Panics
     ///

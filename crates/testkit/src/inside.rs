@@ -56,7 +56,7 @@ fn take(from: &Path, to: &Path) -> Result<(), String> {
         .map_err(|e| format!("`{}` could not be copied: {e}", from.display()))
 }
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandResult {
     /// Its exit code; 128 and the signal when one ended it.

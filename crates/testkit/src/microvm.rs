@@ -16,7 +16,8 @@ use crate::machine::test_kernel;
 pub struct Prepared {
     /// The kernel.
     pub kernel: Kernel,
-    /// How fast this host's time stamp counter runs, which a machine that is emulated must be told: `tsc_early_khz`.
+    /// The frequency of this host's time stamp counter, which an emulated machine must get:
+    /// `tsc_early_khz`.
     pub tsc_khz: u64,
     // Removed with this.
     _dir: TempDir,

@@ -141,8 +141,9 @@ fn prepare_root(root: &Path, modules: &Path, name: &str, more: &[&str]) -> io::R
         // `finit_module`: not every host has `insmod`.
         script.push_str(&format!("perl -e 'open F, \"/modules/{module}\"; $o = \"\"; syscall(313, fileno F, $o, 0) == 0 or warn \"{module}: $!\"'\n"));
     }
-    // The root of an initramfs cannot be pivoted away from: one in memory goes on top of it. The last line keeps the kernel
-    // from panicking before the serial port has sent the line before it.
+    // The root of an initramfs cannot be pivoted away from: one in memory is mounted on top of it.
+    // The last line keeps the kernel from panicking before the serial port has sent the line before
+    // it.
     script.push_str(&format!(
         "mount -t tmpfs -o size=90% new /new\ncp -a /bin /etc /lib /lib64 /small.tar /new/\ncd /new\n\
          mkdir dev proc run sys tmp mnt usr usr/bin\nfor p in dev proc sys; do mount --move /$p $p; done\n\

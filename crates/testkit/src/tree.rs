@@ -281,7 +281,7 @@ impl Overlay {
     ///
     /// # Errors
     ///
-    /// Returns what the kernel said.
+    /// Returns the kernel's error.
     pub fn writable(at: &Path, lower: &[PathBuf], upper: &Path, work: &Path) -> io::Result<Self> {
         let writes = format!(",upperdir={},workdir={}", upper.display(), work.display());
         Self::mount(at, lower, &writes)
@@ -291,7 +291,7 @@ impl Overlay {
     ///
     /// # Errors
     ///
-    /// Returns what the kernel said.
+    /// Returns the kernel's error.
     pub fn readable(at: &Path, lower: &[PathBuf]) -> io::Result<Self> {
         Self::mount(at, lower, "")
     }
@@ -329,7 +329,7 @@ impl SmallDisk {
     ///
     /// # Errors
     ///
-    /// Returns what the kernel said.
+    /// Returns the kernel's error.
     pub fn mount(at: &Path, bytes: u64) -> io::Result<Self> {
         fs::create_dir_all(at)?;
         let options = CString::new(format!("size={bytes}")).expect("no NUL");

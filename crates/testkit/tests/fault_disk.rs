@@ -1,4 +1,4 @@
-//! The disk that tests break on purpose does what it is told, and leaves nothing behind.
+//! The disk that tests break on purpose behaves as configured, and leaves nothing behind.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -297,7 +297,7 @@ fn nothing_is_left_behind() {
     assert_eq!(left_of(&place), Vec::<String>::new());
 }
 
-/// Run as a child by the next test: makes a disk, tells where it is, and waits to be killed.
+/// Run as a child by the next test: makes a disk, prints where it is, and waits to be killed.
 #[test]
 fn victim() {
     let Some(tell) = std::env::var_os("FAULT_DISK_VICTIM").map(PathBuf::from) else { return };

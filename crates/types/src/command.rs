@@ -1,4 +1,4 @@
-//! Commands: how one is asked for, and what is said while it runs.
+//! Commands: how one is requested, and the events while it runs.
 //!
 //! Over plain HTTP the answer is NDJSON, one [`ExecEvent`] a line. Over a WebSocket the client first
 //! sends an [`ExecRequest`] as text; after that binary messages carry bytes behind one leading

@@ -1,4 +1,4 @@
-//! What happened, as `GET /v1/events` tells it.
+//! What happened, as `GET /v1/events` reports it.
 
 use std::collections::BTreeMap;
 

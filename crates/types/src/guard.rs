@@ -1,4 +1,4 @@
-//! What must not enter a snapshot unseen: `docs/SECRETS.md` tells more.
+//! What must not enter a snapshot unseen: see `docs/SECRETS.md`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

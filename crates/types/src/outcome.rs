@@ -1,4 +1,4 @@
-//! What became of what was asked of a sandbox.
+//! The outcomes of requests about a sandbox.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -17,8 +17,8 @@
 //!
 //! # Limits
 //!
-//! - The upper directory may change meanwhile. A name that vanishes is skipped; whoever wants an exact
-//!   answer looks while nothing writes.
+//! - The upper directory may change meanwhile. A name that vanishes is skipped; a caller that wants
+//!   an exact answer looks while nothing writes.
 //! - Trees are made by sandboxes and may be hostile. A look visits at most [`Limits::names`] names and
 //!   [`MAX_DEPTH`] nested directories. Beyond that it stops, and says so ([`Look::complete`]).
 //! - A file that is written twice within one tick of the kernel's clock, once before a look and once

@@ -15,16 +15,16 @@ use crate::lower::{Below, Found, Lower, is_opaque, join};
 
 /// How many directories may be nested.
 pub const MAX_DEPTH: usize = 200;
-/// How many names of lower layers are counted at the most when a directory was deleted.
+/// How many names of lower layers are counted at most when a directory was deleted.
 const LOWER_NAMES: usize = 100_000;
 /// How long the paths are together that are held to find out what was deleted.
 const HELD_BYTES: usize = 32 << 20;
-/// After how many names it is asked whether to go on.
+/// After how many names it checks whether to continue.
 const ASK: u64 = 64;
 
 /// What a look may cost.
 pub struct Limits<'a> {
-    /// How many names it visits at the most.
+    /// How many names it visits at most.
     pub names: u64,
     /// Asked now and then. It may wait, to let others go first; false ends the look.
     pub go_on: &'a dyn Fn() -> bool,
@@ -56,7 +56,7 @@ pub struct Look {
 /// Compares an upper directory with the index of the last look; with an empty one if it was empty then. `visitor` gets every
 /// name on the way, a directory before what is in it.
 ///
-/// Returns `None` if it was not to go on.
+/// Returns `None` if it was stopped.
 ///
 /// # Errors
 ///
@@ -117,7 +117,7 @@ struct Frame {
 }
 
 impl Walk<'_> {
-    /// Visits everything. False if it was not to go on.
+    /// Visits everything. False if it was stopped.
     fn all(
         &mut self,
         root: OwnedFd,
@@ -152,7 +152,7 @@ impl Walk<'_> {
                 self.complete = false;
                 continue;
             }
-            // What waits in the directories around it counts, too.
+            // The names still to visit in the directories around it count, too.
             let waiting: usize = frames.iter().map(|frame| frame.names.len()).sum();
             let most = (limits.names + 1).saturating_sub(visited + waiting as u64);
             match Frame::new(dir, path, was, most) {
@@ -398,7 +398,7 @@ fn taken(stat: &Statx) -> u64 {
     stat.stx_size.min(stat.stx_blocks.saturating_mul(512))
 }
 
-/// What tells one version of a name from another.
+/// What distinguishes one version of a name from another.
 pub(crate) fn mark(stat: &Statx, kind: Kind) -> u64 {
     let mut hash = DefaultHasher::new();
     (stat.stx_mode, stat.stx_uid, stat.stx_gid).hash(&mut hash);

@@ -104,7 +104,7 @@ fn see(dir: &Path, prefix: &str, view: &mut View) {
     }
 }
 
-/// The difference of two views, as a look tells it.
+/// The difference of two views, as a look returns it.
 fn difference(before: &View, after: &View) -> BTreeMap<String, ChangeKind> {
     let mut found = BTreeMap::new();
     for (path, now) in after {

@@ -1,7 +1,7 @@
 //! Drives: further stacks of layers, mounted at places below the root.
 //!
 //! A place is looked up one name at a time, from the root down, and no name may be a link: the layers
-//! were written by whoever used the sandbox before, and a link could lead a mount into the host's
+//! were written by earlier users of the sandbox, and a link could lead a mount into the host's
 //! tree, over `/proc`, or into another drive. What is missing is made, in the sandbox's own layer.
 //!
 //! Like the root, a drive needs a directory under its lowest layer, because there may be none: an

@@ -188,7 +188,7 @@ fn rules() -> Result<Rules, BadRule> {
     rules.insert(libc::SYS_socketpair, vec![when(&other_family)?, packet()?]);
 
     // Typing into a terminal of someone else's, the console's own tricks, and line disciplines: modem
-    // protocols in the kernel, which it loads as modules for whoever asks.
+    // protocols in the kernel, which it loads as modules for any program.
     let typing = [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD]
         .map(|request| when(&[(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, request)]));
     rules.insert(libc::SYS_ioctl, typing.into_iter().collect::<Result<_, _>>()?);
@@ -273,7 +273,7 @@ mod tests {
         rules,
     };
 
-    /// What a filter answers to a call without arguments; `None` when it goes on behind its end.
+    /// What a filter answers to a call without arguments; `None` when it runs past its end.
     fn run(program: &[seccompiler::sock_filter], arch: u32, number: u32) -> Option<u32> {
         let (mut at, mut value) = (0, 0);
         loop {

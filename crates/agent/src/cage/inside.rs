@@ -25,11 +25,12 @@ use super::view::{self, View};
 use super::{Endpoints, OOM_SCORE, Step, StepError, drives, filter, network, prebuild, root, sys};
 
 /// The agent's saved user id, on all its threads: one that nothing else inside has. `prlimit` on another process takes the same user
-/// id in all three places, or a capability that nobody inside has. So root inside cannot set a limit of processor time or open
-/// files that ends the agent.
+/// id in all three places, or a capability that no process inside has. So root inside cannot set a
+/// limit of processor time or open files that ends the agent.
 pub(crate) const SAVED_UID: u32 = 65_533;
 
-/// The limit of a core file's size. Not 0: with 0 a program of the host (`core_pattern` with `|`) is still given the dump, with 1 nobody is.
+/// The limit of a core file's size. Not 0: with 0 a program of the host (`core_pattern` with `|`)
+/// still gets the dump, with 1 none does.
 pub(crate) const CORE_SIZE: u64 = 1;
 
 /// Capabilities, over what is the sandbox's own, that its root keeps: what installing packages,
@@ -49,8 +50,7 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::AUDIT_WRITE)
     .union(CapabilitySet::SETFCAP);
 
-/// Files of `/proc` and `/sys` that tell about the host or reach into it: an empty one is seen
-/// instead.
+/// Files of `/proc` and `/sys` that reveal the host or reach into it: an empty one is seen instead.
 const MASKED_FILES: [&str; 13] = [
     "proc/kcore",
     "proc/keys",
@@ -148,7 +148,8 @@ pub(super) struct Prepared<'a> {
     pub(super) groups: Groups,
 }
 
-/// Sets up the cage from inside and tells the builder. On trouble it tells that, and does not return.
+/// Sets up the cage from inside and notifies the builder. On an error it reports that, and does not
+/// return.
 pub(super) fn enter(
     prepared: Prepared<'_>,
     gate: OwnedFd,
@@ -178,7 +179,7 @@ pub(super) fn enter_prebuilt(gate: UnixStream, teller: OwnedFd) -> Endpoints {
     })
 }
 
-/// Tells the builder of trouble, and does not return then.
+/// Reports an error to the builder, and does not return then.
 fn tell(teller: OwnedFd, work: impl FnOnce(&mut File) -> Result<Kept, StepError>) -> Endpoints {
     let mut teller = File::from(teller);
     match work(&mut teller) {
@@ -219,7 +220,7 @@ fn begin(groups: Option<Groups>) -> Result<Begun, StepError> {
     Ok(Begun { score, device: network::make_device()?, filter: filter::compile()? })
 }
 
-/// Makes of it what it is to be, and says so.
+/// Completes the cage as described, and reports it.
 fn complete(
     teller: &mut File,
     Begun { score, device, filter }: Begun,
@@ -228,7 +229,7 @@ fn complete(
     (link, network): (UnixListener, UnixListener),
 ) -> Result<Kept, StepError> {
     let ([meminfo, stat, loadavg], facts) = set_up(cage, mounts, drives, &filter)?;
-    // Said last of all, but before the descriptor goes with the others.
+    // The last message, but before the descriptor goes with the others.
     teller.write_all(b"up\n").step("tell the builder")?;
     let kept = [link.into(), score, network.into(), device, meminfo, stat, loadavg];
     Ok((sys::keep_only(kept).step("close what was inherited")?, facts))
@@ -310,8 +311,9 @@ pub(crate) fn become_root() -> Result<(), StepError> {
     rustix::thread::set_thread_res_uid(uid, uid, saved).step("become the sandbox's root")
 }
 
-/// Makes sure that mounts go where they should. The layers were written by whoever used the sandbox
-/// before: a link in place of `/proc` would lead the mount, by its absolute name, into the host's tree.
+/// Makes sure that mounts go where they should. The layers were written by earlier users of the
+/// sandbox: a link in place of `/proc` would lead the mount, by its absolute name, into the host's
+/// tree.
 pub(crate) fn check_mount_points() -> Result<(), StepError> {
     for name in root::MOUNT_POINTS {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;

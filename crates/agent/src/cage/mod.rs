@@ -1,4 +1,4 @@
-//! Builds the cage a sandbox lives in.
+//! Builds the isolated environment (the cage) that a sandbox runs in.
 //!
 //! ```text
 //! builder (host root)                       first process (root of the sandbox, PID 1)
@@ -107,7 +107,7 @@ impl<T, E: Display> Step<T> for Result<T, E> {
     }
 }
 
-/// Who comes back from [`build`].
+/// The process that returns from [`build`].
 pub(crate) enum Built {
     /// The builder, which has answered the driver and should exit.
     Builder(ExitCode),
@@ -115,7 +115,7 @@ pub(crate) enum Built {
     First(Endpoints),
 }
 
-/// What the first process serves for ever.
+/// What the first process serves until it ends.
 pub(crate) struct Endpoints {
     /// Where the link is dialled.
     pub(crate) link: UnixListener,
@@ -237,14 +237,14 @@ fn raise(cage: &Cage) -> Result<Raised, StepError> {
 
 pub(crate) const OPEN_THE_GATE: &str = "open the gate";
 
-/// Lets the waiting child go on, and hears what becomes of it.
+/// Resumes the waiting child, and reads its result.
 fn finish(
     admit: impl FnOnce() -> Result<Record, StepError>,
     hear: impl FnOnce() -> Result<(), StepError>,
 ) -> Result<Record, StepError> {
     let admitted = admit();
-    // Heard in any case: without an open gate the child ends soon, and if it ended before the
-    // gate was opened, it knows why.
+    // The result is read in any case: without an open gate the child ends soon, and if it ended
+    // before the gate was opened, its message has the cause.
     match (admitted, hear()) {
         (Ok(record), Ok(())) => Ok(record),
         (Ok(_), Err(trouble)) => Err(trouble),
@@ -348,7 +348,7 @@ pub(crate) fn wrong_version(version: u32) -> StepError {
     StepError::new("read what to build", reason)
 }
 
-/// Tells the driver, in one line.
+/// Reports to the driver, in one line.
 pub(crate) fn answer(outcome: &Outcome) -> ExitCode {
     let mut line = serde_json::to_vec(outcome).unwrap_or_default();
     line.push(b'\n');

@@ -1,9 +1,9 @@
-//! The sandbox's network device, and where it looks names up.
+//! The sandbox's network device, and its name resolution.
 //!
 //! The device is a TUN made in the new network namespace while the host's `/dev/net/tun` can still be opened. The
-//! packets are the daemon's business: the first process holds the descriptor, hands a copy to whoever
-//! connects to `net.sock` (only the host's root can), and never reads from it. So the device outlives a daemon, and the
-//! next one gets it again.
+//! packets are the daemon's business: the first process holds the descriptor, hands a copy to every
+//! peer that connects to `net.sock` (only the host's root can), and never reads from it. So the
+//! device outlives a daemon, and the next one gets it again.
 //!
 //! All sandboxes have the same addresses: each has a stack of its own in the daemon. `docs/NETWORK.md` says which.
 //!
@@ -58,8 +58,8 @@ fn raise_v6(device: &CStr) -> Result<(), StepError> {
     }
 }
 
-/// Raises a network card with the addresses that every sandbox has. Nobody is asked for the address of anyone: all that is sent goes
-/// to the one at the other end.
+/// Brings up a network card with the addresses that every sandbox has. It does not look up
+/// neighbours: all packets go to the one at the other end.
 pub(crate) fn raise_ethernet(device: &CStr) -> Result<(), StepError> {
     let step = "raise the network device";
     let mut raised = Ok(());
@@ -80,14 +80,14 @@ fn no_v6(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
-/// Lets everybody inside send echo requests and listen on low ports: there is nobody to protect from that.
-/// Not every kernel has these; without them root still can.
+/// Lets everybody inside send echo requests and listen on low ports: there is nothing to protect
+/// from that. Not every kernel has these; without them root still can.
 pub(crate) fn relax() {
     let _ = fs::write("/proc/sys/net/ipv4/ping_group_range", "0 65535");
     let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
 }
 
-/// Hands the device to whoever has connected.
+/// Hands the device to a connected peer.
 pub(crate) fn hand_over(device: BorrowedFd<'_>, to: &UnixStream) -> io::Result<()> {
     let descriptors = [device];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -102,8 +102,8 @@ pub(super) fn listen() -> Result<UnixListener, StepError> {
     UnixListener::bind(sandkeep_proto::cage::NETWORK_SOCKET).step("listen on the network's socket")
 }
 
-/// Sees to it that names are looked up at the gateway. Expects the sandbox's root as the current directory, with
-/// `/run` mounted and empty.
+/// Makes sure that names are looked up at the gateway. Expects the sandbox's root as the current
+/// directory, with `/run` mounted and empty.
 pub(crate) fn cover_resolv_conf() -> Result<(), StepError> {
     let step = "cover /etc/resolv.conf";
     rustix::fs::mkdir("run/sandkeep", Mode::from_raw_mode(0o755)).step(step)?;
@@ -129,7 +129,7 @@ pub(crate) fn cover_resolv_conf() -> Result<(), StepError> {
     }
 }
 
-/// The cover that is mounted in a machine's root, if there is one, told by a line of its table of mounts.
+/// Whether a line of a machine's table of mounts is the cover that is mounted in its root.
 pub(super) fn is_cover(root_of_mount: &[u8]) -> bool {
     root_of_mount.strip_prefix(b"/").is_some_and(|path| path == COVER.as_bytes())
 }

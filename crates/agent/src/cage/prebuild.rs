@@ -1,4 +1,4 @@
-//! A cage that is begun before it is known whose it will be.
+//! A cage that is begun before it is assigned to a sandbox.
 //!
 //! The namespaces, the network device and the system call filter are the same in every cage, and take half of the time that one takes to
 //! build. So `keep-agent cage ahead` makes them first and then waits for what to build:
@@ -45,7 +45,7 @@ const WAIT: &str = "wait for the builder";
 /// The most descriptors of a plan: control groups, listeners, and two for each stack of layers.
 const DESCRIPTORS: usize = 16 + 2 * (1 + MOST_MOUNTS_AHEAD);
 
-/// Begins a cage, waits for what it is to be, and builds that.
+/// Begins a cage, waits for its description, and builds it.
 pub(super) fn raise() -> Result<Raised, StepError> {
     let (gate, key) = UnixStream::pair().step("make a socket")?;
     let (news, teller) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")?;
@@ -75,7 +75,7 @@ fn complete(
     claimed: &mut Option<PathBuf>,
 ) -> Result<Record, StepError> {
     let cage = checked_plan()?;
-    // Not let go of before this process exits.
+    // Not released before this process exits.
     std::mem::forget(claim(&cage)?);
     *claimed = Some(cage.run_dir.clone());
     finish(

@@ -3,7 +3,7 @@
 //! On disk, files belong to the ids the sandbox knows (root is 0). Two id-mapped copies of mounts, one
 //! of the directory with all layers and one of the writable directory, shift them to the sandbox's
 //! range. Host root makes the copies; the overlay itself must be mounted by the sandbox's own root,
-//! because the kernel acts on the layers with the credentials of whoever mounted it.
+//! because the kernel acts on the layers with the credentials of the process that mounted it.
 //!
 //! Options of the overlay:
 //!
@@ -14,9 +14,10 @@
 //! - not `volatile`: `fsync` inside must mean what it says.
 //!
 //! Under the lowest layer lies one more, `base`, beside the writable directory: the directories
-//! mounts go on, an `/etc/hosts` and an `/etc/resolv.conf`, for images that lack them. So an empty session leaves an empty
-//! upper, and an edited `/etc/hosts` is an ordinary change that stays. It is on the disk and not in
-//! memory because overlayfs keeps device and inode numbers steady only within one filesystem.
+//! that are mount points, an `/etc/hosts` and an `/etc/resolv.conf`, for images that lack them. So
+//! an empty session leaves an empty upper, and an edited `/etc/hosts` is an ordinary change that
+//! stays. It is on the disk and not in memory because overlayfs keeps device and inode numbers
+//! steady only within one filesystem.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -102,7 +103,7 @@ pub(crate) fn make_base_layer(base: &Path, hostname: &str) -> Result<(), StepErr
     Ok(())
 }
 
-/// The files of the lowest layer that tell what the machine calls itself.
+/// The files of the lowest layer that hold the machine's name.
 pub(crate) fn named_files(hostname: &str) -> [(&'static str, String); 2] {
     let hosts = format!(
         "127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback {hostname}\n"
@@ -113,7 +114,7 @@ pub(crate) fn named_files(hostname: &str) -> [(&'static str, String); 2] {
 /// Stacks the layers and makes the result the current directory.
 ///
 /// Expects to be root of the sandbox's user namespace in a mount namespace that belongs to it and
-/// that nobody else is in.
+/// that no other process is in.
 pub(super) fn stack(root: &Root, mounts: &Mounts) -> Result<(), StepError> {
     // Mounts made by the host from now on must not appear in here.
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)

@@ -1,4 +1,4 @@
-//! Puts another root under a sandbox that lives.
+//! Replaces the root of a running sandbox.
 //!
 //! The new stack is built in a mount namespace of this process's own, so that the layers' directory
 //! is never visible inside the sandbox, not even for a moment. Only the finished overlay is carried
@@ -34,7 +34,7 @@ pub(crate) fn swap_root() -> ExitCode {
     match swapped {
         Ok((machine, old_root)) => {
             let code = answer(&Outcome::Done(machine));
-            // The last hold on it: the kernel takes it down now, while the driver goes on.
+            // The last reference to it: the kernel unmounts it now, while the driver continues.
             let _ = rustix::process::setpriority_process(None, 10);
             drop(old_root);
             code

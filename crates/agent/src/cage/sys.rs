@@ -118,8 +118,9 @@ pub(crate) fn raise_loopback() -> io::Result<()> {
 /// Turns a descriptor of `/dev/net/tun` into a device of the network namespace it was opened in.
 ///
 /// The device stays when the descriptor is closed, and goes with the namespace, which the kernel takes down by itself. Otherwise
-/// whoever closes the last copy waits 20 to 40 ms for the kernel to unregister it: the daemon, or a process that it happened
-/// to start just then and that has copies of its descriptors until it runs its program.
+/// the process that closes the last copy waits 20 to 40 ms for the kernel to unregister it: the
+/// daemon, or a process that it happened to start just then and that has copies of its descriptors
+/// until it runs its program.
 pub(super) fn make_tun(device: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     let mut request = request_for(name);
     request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
@@ -207,7 +208,7 @@ pub(crate) fn socket(family: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: makes a descriptor, touches no memory.
     let socket = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     check(socket.into())?;
-    // SAFETY: the descriptor was just made and is nobody else's.
+    // SAFETY: the descriptor was just made and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
@@ -238,7 +239,7 @@ pub(crate) fn ask<T>(to: &impl AsRawFd, what: libc::Ioctl, request: *mut T) -> i
 }
 
 /// Installs a system call filter *without* `no_new_privs`, so that set-user-id programs still work.
-/// The kernel allows that to whoever may administer the user namespace.
+/// The kernel allows that to processes that may administer the user namespace.
 pub(crate) fn install_filter(program: &BpfProgram) -> io::Result<()> {
     let length = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let filter = libc::sock_fprog { len: length, filter: program.as_ptr().cast_mut().cast() };

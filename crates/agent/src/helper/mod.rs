@@ -1,4 +1,4 @@
-//! Confines a program of the host's that works on what sandboxes wrote, and waits for it.
+//! Confines a program of the host that works on files that sandboxes wrote, and waits for it.
 //!
 //! ```text
 //! launcher (host root)                       the helper
@@ -105,7 +105,7 @@ fn run(helper: &Helper) -> Result<End, StepError> {
     }
 }
 
-/// Does for the waiting child what only the host's root can do, then lets it go on.
+/// Does for the waiting child what only the host's root can do, then resumes it.
 fn admit(
     helper: &Helper,
     child: u32,

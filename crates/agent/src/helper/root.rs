@@ -78,7 +78,7 @@ pub(super) fn enter(helper: &Helper, mounts: DetachedMounts) -> Result<(), StepE
     if let Some(file) = mounts.file {
         make_file(input).step("make room for the input")?;
         attach(&file, input)?;
-        // Whoever may read it on the host may read it here.
+        // Users who may read it on the host may read it here.
         lock_mounts(Path::new(input)).step("close the input")?;
     }
     if let (Some(layers), Input::Layers { lower, .. }) = (mounts.layers, &helper.input) {

@@ -1,10 +1,12 @@
 //! Mounts a machine's root and drives, and `/proc`, `/sys` and `/dev` in the root, and enters it.
 //!
 //! Every part is the same: erofs images below, a directory of an ext4 disk on top, stacked by overlayfs. The stack is built in memory
-//! that is let go of with everything on it once the root is entered. What the overlays stand on is then mounted nowhere.
+//! that is released with everything on it once the root is entered. What the overlays stand on is
+//! then mounted nowhere.
 //!
 //! Below the lowest image of the root lies a directory `base`, beside the upper one on its disk, as in a cage: the directories
-//! things are mounted on, and a few files for images that lack them. Whoever reads the disk finds it beside `upper`, not in it.
+//! things are mounted on, and a few files for images that lack them. On the disk it is beside
+//! `upper`, not in it.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -300,7 +302,7 @@ fn mount_drive(
     Ok(stacked)
 }
 
-/// Mounts what the kernel shows of itself, below the current directory.
+/// Mounts the kernel's own filesystems, below the current directory.
 fn mount_kernels_own() -> Result<(), StepError> {
     let inert = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let mount = |kind: &str, at: &str, flags, options: Option<&std::ffi::CStr>| {

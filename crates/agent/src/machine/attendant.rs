@@ -1,7 +1,9 @@
-//! One thread for what may have to wait for the machine's disks: freezing, thawing, becoming another.
+//! One thread for work that may wait for the machine's disks: freezing, thawing, taking another
+//! identity.
 //!
-//! It is there from the beginning and never ends. A thread that began or ended with each freeze would be captured in the middle of
-//! that, and every machine that is restored would first have to finish it.
+//! It exists from the beginning and never ends. A thread that began or ended with each freeze would
+//! be captured in the middle of that, and every machine that is restored would first have to finish
+//! it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -27,7 +29,7 @@ fn attend(machine: &Machine, jobs: &Receiver<Job>) {
         };
         match next {
             Ok(job) => job(machine),
-            // Nobody came to thaw them. Who cannot be thawed now cannot be thawed later.
+            // No thaw came. A filesystem that cannot be thawed now cannot be thawed later.
             Err(RecvTimeoutError::Timeout) => drop(machine.thaw()),
             Err(RecvTimeoutError::Disconnected) => return,
         }

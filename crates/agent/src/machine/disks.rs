@@ -1,4 +1,4 @@
-//! The disks that are written to, and standing still for a capture.
+//! The disks that are written to, and freezing them for a capture.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -16,7 +16,7 @@ use super::{Machine, MachineState, sys};
 use crate::cage::inside::CORE_SIZE;
 use crate::cage::{Step, StepError, set_oom_score};
 
-/// Where everything is until the machine is somebody's: in memory, and gone when the root is there.
+/// Where everything is until the machine is assigned: in memory, and gone when the root is mounted.
 const STAGE: &str = "/stage";
 const MODULES: &str = "/modules";
 /// How long devices may take to appear.
@@ -76,7 +76,7 @@ fn mount(kind: &str, at: &str, flags: MountFlags) -> Result<(), StepError> {
     }
 }
 
-/// Sees to it that 0, 1 and 2 are open: the console where there is one.
+/// Makes sure that 0, 1 and 2 are open: the console where there is one.
 fn open_stdio() -> Result<(), StepError> {
     loop {
         let open = |path| rustix::fs::open(path, OFlags::RDWR | OFlags::NOCTTY, Mode::empty());
@@ -106,7 +106,7 @@ fn load_modules() -> Result<(), StepError> {
     Ok(())
 }
 
-/// Opens the port of the link, as soon as it is there.
+/// Opens the port of the link, as soon as it exists.
 fn open_port() -> Result<OwnedFd, StepError> {
     let start = Instant::now();
     loop {

@@ -302,7 +302,7 @@ fn fill(places: &mut [GnuSparseHeader], pieces: &[(u64, u64)]) {
     }
 }
 
-/// A file's bytes without its holes, as many as were told.
+/// A file's bytes without its holes, as many as were announced.
 struct Pieces<'a> {
     file: &'a mut File,
     pieces: std::vec::IntoIter<(u64, u64)>,

@@ -1,4 +1,4 @@
-//! Who a machine is: what it calls itself, its address, its ids; and what time it is.
+//! The identity of a machine: its host name, its address, its ids; and its time.
 
 use std::ffi::CStr;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ pub(super) fn take_in(moment: &Moment, random: &OwnedFd) -> Result<(), StepError
     sys::add_entropy(random, entropy, 512).step("take in randomness")
 }
 
-/// Tells the kernel who it is.
+/// Sets its identity in the kernel.
 pub(super) fn take_on(identity: &Identity) -> Result<(), StepError> {
     rustix::system::sethostname(identity.hostname.as_bytes()).step("set the host name")?;
     sys::set_address(DEVICE, identity.mac).step("set the network device's address")

@@ -47,7 +47,7 @@ impl Looks {
     }
 }
 
-/// Looks at the root, and tells what changed.
+/// Looks at the root, and returns what changed.
 pub(super) fn look(whole: &Whole, saved: bool) -> Result<Looked, RequestError> {
     let problem = |error: rustix::io::Errno| {
         RequestError::new(Failure::Fault, format!("could not look at the changes: {error}"))

@@ -44,9 +44,9 @@ pub(crate) fn init() -> ExitCode {
     match start() {
         Ok(machine) => serve::run_machine(&machine),
         Err(trouble) => {
-            // Nobody can be reached; the console may be looked at.
+            // No peer is connected; the message may be read on the console.
             eprintln!("keep-agent: could not {}: {}", trouble.step, trouble.reason);
-            // The kernel panics, and is told to end the machine then.
+            // The kernel panics, and is configured to end the machine then.
             ExitCode::FAILURE
         }
     }
@@ -55,7 +55,7 @@ pub(crate) fn init() -> ExitCode {
 fn start() -> Result<Arc<Machine>, StepError> {
     let machine = Arc::new(early::prepare()?);
     let jobs = attendant::start(&machine).step("start a thread")?;
-    // Nobody else sets it.
+    // It is set only here.
     let _ = machine.jobs.set(jobs);
     Ok(machine)
 }
@@ -69,7 +69,7 @@ pub(crate) struct Machine {
     /// `/dev/random`, to be given randomness: looking for it would take longer than that.
     random: OwnedFd,
     state: Mutex<MachineState>,
-    /// What waits for its turn on the one thread for that.
+    /// The jobs of the one thread for them.
     jobs: OnceLock<Sender<attendant::Job>>,
 }
 
@@ -105,7 +105,7 @@ struct Part {
     lower: Vec<OwnedFd>,
 }
 
-/// Locks a mutex, also after a thread panicked with it: the agent goes on as long as it can.
+/// Locks a mutex, also after a thread panicked with it: the agent continues as long as it can.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -198,7 +198,7 @@ impl Machine {
         }
     }
 
-    /// Has something done after what was asked before, without holding anybody up.
+    /// Runs a job after the earlier ones, without delaying the caller.
     pub(crate) fn in_turn(
         &self,
         job: impl FnOnce(&Self) + Send + 'static,

@@ -16,7 +16,7 @@ const BLKFLSBUF: libc::Ioctl = 0x1261;
 const RNDADDENTROPY: libc::Ioctl = 0x4008_5203;
 const RNDRESEEDCRNG: libc::Ioctl = 0x5207;
 
-/// How much randomness is taken in at the most.
+/// How much randomness is taken in at most.
 const POOL: usize = 128;
 
 /// Writes all of a filesystem to its disk and holds back who writes more.
@@ -29,7 +29,7 @@ pub(super) fn thaw(directory: &OwnedFd) -> io::Result<()> {
     bare(directory, FITHAW)
 }
 
-/// Forgets what is known of a block device that nobody uses.
+/// Drops the cache of an unused block device.
 pub(super) fn forget_cached(device: &OwnedFd) -> io::Result<()> {
     bare(device, BLKFLSBUF)
 }

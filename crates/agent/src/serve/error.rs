@@ -35,7 +35,7 @@ impl RequestError {
     }
 }
 
-/// Sorts what the system said.
+/// Sorts the system's error.
 pub(super) fn kind_of(error: &io::Error) -> Failure {
     let Some(errno) = Errno::from_io_error(error) else {
         return match error.kind() {

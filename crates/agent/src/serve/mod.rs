@@ -84,8 +84,8 @@ struct Agent {
 }
 
 impl Agent {
-    /// How often the kernel has killed a process for want of memory. Only a kernel of our own counts ours alone: in a
-    /// container the daemon asks the control group instead.
+    /// How often the kernel has killed a process out of memory. Only a kernel of our own counts
+    /// ours alone: in a container the daemon asks the control group instead.
     fn oom_kills(&self) -> u64 {
         if self.machine.is_none() {
             return 0;
@@ -161,7 +161,7 @@ fn serve(endpoints: &Endpoints) -> std::io::Result<Infallible> {
                     let (agent, transport) = (Rc::clone(&agent), Transport::Socket(socket));
                     tokio::task::spawn_local(connection::serve(agent, transport, &[]));
                 }
-                // Out of descriptors, most likely: they come back.
+                // Most likely the process is out of descriptors: they become free again.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }

@@ -55,7 +55,7 @@ async fn dial(port: u16) -> Result<TcpStream, RequestError> {
     let attempt = async {
         match TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
             Ok(socket) => Ok(socket),
-            // The first error is the one to tell: a sandbox need not have IPv6 at all.
+            // The first error is the one to report: a sandbox need not have IPv6 at all.
             Err(error) => TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await.map_err(|_| error),
         }
     };

@@ -1,7 +1,8 @@
 //! Questions of programs inside: `keep ask` asks, the daemon fetches, and its answer goes back.
 //!
-//! Nothing is listened for until the daemon wants to hear of questions. Whoever asks holds its connection open; when
-//! that breaks, the question is withdrawn. What questions can make the agent hold is bounded.
+//! Nothing is listened for until the daemon wants to receive questions. A program that asks holds
+//! its connection open; when that breaks, the question is withdrawn. What questions can make the
+//! agent hold is bounded.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -23,7 +24,7 @@ use crate::serve::link::outbound::Outbound;
 
 /// How many may wait for an answer.
 const MOST: usize = 32;
-/// How many connections are served, those that have not said anything yet included.
+/// How many connections are served, those that have not sent anything yet included.
 const CONNECTIONS: usize = 64;
 /// How long a program may take to say what it asks.
 const SAYS_WITHIN: Duration = Duration::from_secs(5);
@@ -51,7 +52,7 @@ impl std::fmt::Debug for Questions {
     }
 }
 
-/// Replies with what waits for an answer, when that has changed or the time is over.
+/// Replies with the unanswered questions, when those have changed or the time is over.
 pub(super) fn list(agent: &Rc<Agent>, out: &Rc<Outbound>, stream: u32, known: u64, wait_ms: u64) {
     agent.questions.listen();
     let questions = Rc::clone(&agent.questions);
@@ -84,13 +85,13 @@ impl Questions {
         Reply::Questions { version: self.version.get(), questions }
     }
 
-    /// Gives an answer to whoever asked, if they are still there.
+    /// Gives an answer to the program that asked, if it is still connected.
     pub(crate) fn answer(&self, id: &str, answer: InsideAnswer, comment: String) {
         let mut pending = self.pending.borrow_mut();
         let Some(place) = pending.iter().position(|one| one.question.id == id) else { return };
         let answered = pending.remove(place);
         drop(pending);
-        // One that has just left hears nothing.
+        // A program that has just left gets nothing.
         let _ = answered.answer.send(AskReply::Answer { answer, comment });
         self.change();
     }
@@ -109,7 +110,8 @@ impl Questions {
                 self.open.set(true);
                 tokio::task::spawn_local(Rc::clone(self).accept(listener));
             }
-            // Somebody inside has taken the name: then questions reach nobody, and `keep ask` fails or is lied to by its own.
+            // A program inside has taken the name: then questions get nowhere, and `keep ask` fails
+            // or gets a false answer from that program.
             Err(error) => eprintln!("keep-agent: could not listen for questions: {error}"),
         }
     }
@@ -152,7 +154,7 @@ impl Questions {
         let _ = timeout(SAYS_WITHIN, write.write_all(&text)).await;
     }
 
-    /// Waits for the answer; `None` when whoever asked has left.
+    /// Waits for the answer; `None` when the program that asked has left.
     async fn wait(
         &self,
         asked: AskLine,
@@ -175,7 +177,7 @@ impl Questions {
         let mut more = [0; 1];
         tokio::select! {
             reply = &mut answered => reply.ok(),
-            // Nothing more is said: whatever comes is the end.
+            // No more input is valid: whatever comes is the end.
             _ = read.read(&mut more) => {
                 self.pending.borrow_mut().retain(|one| one.question.id != id);
                 self.change();

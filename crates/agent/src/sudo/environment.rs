@@ -2,8 +2,8 @@
 //!
 //! It is kept, as `Defaults !env_reset, always_set_home` would have it: people set `PATH` and
 //! variables of their own for `sudo apt-get …` and expect them there. What goes is what makes a program
-//! run or load something the caller did not name. Whoever may use this program is as good as root
-//! anyway; the list is against accidents, and is the original's.
+//! run or load something the caller did not name. A user who may use this program is as good as
+//! root anyway; the list is against accidents, and is the original's.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

@@ -1,20 +1,20 @@
 //! `keep-sudo`: the `sudo` of images that come without one.
 //!
-//! It lies in a sandbox's image as `/usr/bin/sudo`, belongs to root and has the setuid bit, so whoever
-//! starts it decides about everything it is given: arguments, environment, descriptors, umask, working
-//! directory. It is a program of its own and not the agent under another name: `argv[0]` is
-//! the caller's to choose, and an agent that starts as root for anyone would be anyone's root.
+//! It lies in a sandbox's image as `/usr/bin/sudo`, belongs to root and has the setuid bit, so its
+//! caller controls everything it is given: arguments, environment, descriptors, umask, working
+//! directory. It is a program of its own and not the agent under another name: `argv[0]` is the
+//! caller's to choose, and an agent that starts as root for anyone would be anyone's root.
 //!
 //! What it does, in order:
 //!
-//! 1. [`policy`] says whether the *real* user may: root may, and whoever the policy file names. No
-//!    passwords, no groups, no host names; a user made later in the sandbox may not.
+//! 1. [`policy`] says whether the *real* user may: root may, and the users that the policy file
+//!    names. No passwords, no groups, no host names; a user made later in the sandbox may not.
 //! 2. Descriptors other than the three standard ones are closed, the umask gets at least 022.
 //! 3. [`environment`] is kept, as the machines people know do it (`!env_reset`), but for what makes
 //!    programs load or run something else; `HOME`, `USER` and `LOGNAME` are the target's.
 //! 4. Groups, group and user are switched for good, then the command *replaces* this program: its
-//!    exit code, signals and terminal need nobody in between. No shell sees the command, unless `-i`
-//!    or `-s` asks for one.
+//!    exit code, signals and terminal need no process in between. No shell sees the command, unless
+//!    `-i` or `-s` asks for one.
 //!
 //! There is no log: a sandbox's commands are on record outside it.
 
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     match act() {
         Ok(code) => code,
         Err(message) => {
-            // Standard error may be closed, or nobody reads it.
+            // Standard error may be closed, or have no reader.
             let _ = writeln!(io::stderr(), "sudo: {message}");
             ExitCode::FAILURE
         }

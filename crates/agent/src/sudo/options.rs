@@ -1,4 +1,4 @@
-//! What was asked for, in the manner of `sudo`.
+//! The arguments, parsed as `sudo` does.
 //!
 //! Options come first and may be bundled (`-nE`, `-uroot`); then `NAME=value` for the environment; then
 //! the command, which ends all reading. What is not known is refused: an option that was overlooked

@@ -1,8 +1,8 @@
-//! Who may, and as whom.
+//! Who may run commands, and as which user.
 //!
-//! The policy is a file with one user name a line. It is believed only as root's own word: a plain file, in
-//! a directory and with an owner and a mode that let nobody else have written it. A file that is missing
-//! names nobody.
+//! The policy is a file with one user name a line. It is trusted only if it is root's own: a plain
+//! file, in a directory and with an owner and a mode with which no other user can have written it.
+//! A missing file names no user.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -111,8 +111,7 @@ fn roots_own(stat: &Stat) -> bool {
 }
 
 impl Target {
-    /// Finds who the command runs as: root, unless it was said otherwise. With a group alone it is the
-    /// caller.
+    /// Finds who the command runs as: root by default. With a group alone it is the caller.
     ///
     /// # Errors
     ///

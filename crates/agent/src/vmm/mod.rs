@@ -16,7 +16,8 @@
 //! `/usr`, which everyone may read; the machine's own files, open; two sockets that speak for the machine anyway; no process
 //! but itself, no network, no way to gain a privilege. Its own filter of system calls comes on top.
 //!
-//! It is the first process of its pid namespace and not a child of the daemon, which may die and come back.
+//! It is the first process of its pid namespace and not a child of the daemon, which may die and be
+//! restarted.
 
 pub(crate) mod root;
 pub(crate) mod sys;
@@ -53,7 +54,8 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS;
 
-/// Starts the hypervisor described on standard input. The hypervisor itself never comes back from this.
+/// Starts the hypervisor described on standard input. The hypervisor itself never returns from
+/// this.
 pub(crate) fn launch() -> ExitCode {
     let plan = read_plan().and_then(|vmm: Vmm| {
         if vmm.version == VERSION { Ok(vmm) } else { Err(wrong_version(vmm.version)) }
@@ -178,7 +180,7 @@ fn in_its_directory<T>(
     Ok(done)
 }
 
-/// Puts the child on record, then lets it go on.
+/// Puts the child on record, then resumes it.
 fn admit(vmm: &Vmm, child: u32, gate: OwnedFd) -> Result<Record, StepError> {
     let proc = Path::new("/proc").join(child.to_string());
     let mut record = record(&proc, child, &vmm.hostname)?;
@@ -202,7 +204,7 @@ fn hear(news: OwnedFd) -> Result<(), StepError> {
     }
 }
 
-/// Said right before the program is run; what is said after that is why it could not be.
+/// Printed right before the program is run; what is printed after that is why it could not be.
 const READY: &str = "ready\n";
 
 fn confine(vmm: &Vmm, gate: OwnedFd, groups: Groups) -> Result<(), StepError> {
@@ -221,7 +223,7 @@ fn confine(vmm: &Vmm, gate: OwnedFd, groups: Groups) -> Result<(), StepError> {
     rustix::thread::set_no_new_privs(true).step("forgo new privileges")
 }
 
-/// Comes back only if the program cannot be run.
+/// Returns only if the program cannot be run.
 fn become_it(
     command: &sys::Program,
     given: Vec<(RawFd, OwnedFd)>,
@@ -247,7 +249,7 @@ fn become_it(
 /// Bounds what is not bounded by control groups. Its guest decides how much it writes, and a fault in its disks' format must not
 /// make a file that fills the host.
 fn limit(vmm: &Vmm) -> Result<(), StepError> {
-    // Who gets there is told by the write that fails, and not ended by a signal.
+    // A process at its limit gets an error from the write, and is not ended by a signal.
     sys::ignore_too_large_files().step("set the resource limits")?;
     let limits =
         [(Resource::Nofile, FILES), (Resource::Core, CORE_SIZE), (Resource::Fsize, vmm.file_size)];

@@ -16,7 +16,7 @@ use crate::cage::{Step, StepError};
 pub(crate) const STAGE: &str = "/proc";
 /// Where programs, libraries and firmware are. What is a link on the host is one here.
 const SYSTEM: [&str; 6] = ["usr", "bin", "sbin", "lib", "lib64", "lib32"];
-/// What the program loader reads, where it is there.
+/// What the program loader reads, where it exists.
 const LOADER: [&str; 2] = ["etc/ld.so.cache", "etc/alternatives"];
 /// Devices that do no harm in anyone's hands.
 pub(crate) const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];

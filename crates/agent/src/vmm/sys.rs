@@ -34,7 +34,7 @@ impl Program {
         })
     }
 
-    /// Becomes it. Comes back only with the reason why not.
+    /// Executes it. Returns only on an error, with its cause.
     pub(crate) fn exec(&self) -> io::Error {
         let pointers = |words: &[CString]| -> Vec<*const libc::c_char> {
             words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect()
@@ -60,7 +60,7 @@ pub(crate) fn out_of_the_way(fd: BorrowedFd<'_>, above: RawFd) -> io::Result<Own
     // SAFETY: makes a descriptor, touches no memory.
     let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, above) };
     check(copy.into())?;
-    // SAFETY: it was just made and is nobody else's.
+    // SAFETY: it was just made and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 

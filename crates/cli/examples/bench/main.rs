@@ -2,9 +2,10 @@
 //!
 //! `./dev bench [--quick] [--no-peers] [--net] [--microvm] [--interference] [--checkpoints] [--recording] [--steps]`
 //! builds and runs it; `--recording` measures what the record of changes costs, `--net` the network alone, `--microvm` machines with memory alone, `--interference` what the
-//! work of one sandbox costs the others, `--checkpoints` 10,000 checkpoints of one session, `--steps` tells where
-//! the time of each operation goes. Every figure is a whole round trip as a client sees it, on a data directory of
-//! its own. Absolute times depend on the machine; the ratio to the yardstick is what counts.
+//! work of one sandbox costs the others, `--checkpoints` 10,000 checkpoints of one session,
+//! `--steps` shows where the time of each operation goes. Every figure is a whole round trip as a
+//! client sees it, on a data directory of its own. Absolute times depend on the machine; the ratio
+//! to the yardstick is what counts.
 //!
 //! `--compare` compares the run with `docs/benchmarks.json` and fails on a regression (`sandkeep_testkit::bench`);
 //! `--record` writes that file. Both take all rows, so `--quick` is refused with them.
@@ -516,7 +517,7 @@ fn named(name: &str) -> Fork {
     Fork { name: Some(name.to_owned()), start: false, ..Fork::default() }
 }
 
-/// Writes a tar with so many files, a hundred in a directory.
+/// Writes a tar with `files` files, a hundred in a directory.
 fn make_tree(path: &Path, files: usize, bytes: usize) -> Outcome<()> {
     let mut archive = tar::Builder::new(std::io::BufWriter::new(std::fs::File::create(path)?));
     let size = bytes / files;

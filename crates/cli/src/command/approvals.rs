@@ -157,7 +157,7 @@ fn described(approval: &Approval) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Asks from inside a sandbox: the program that does is there.
+/// Asks from inside a sandbox: the program that does so exists there.
 pub(super) fn ask(args: &AskArgs) -> Failure {
     if !Path::new(INSIDE).exists() {
         let hint = "outside, `keep approvals ask SANDBOX QUESTION` asks about a sandbox";

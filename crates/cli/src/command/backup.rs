@@ -1,4 +1,4 @@
-//! `keep backup`: copies of the data directory. Needs no server, and does not mind one.
+//! `keep backup`: copies of the data directory. Needs no server; a running one is no obstacle.
 
 use std::path::{Path, PathBuf};
 
@@ -159,7 +159,7 @@ fn restore(
     })
 }
 
-/// Tells on standard error how far it is, now and then.
+/// Prints the progress on standard error, now and then.
 fn progress(verb: &'static str) -> impl FnMut(BackupProgress) {
     use std::io::IsTerminal as _;
     let shown = std::io::stderr().is_terminal();

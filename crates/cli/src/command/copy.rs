@@ -150,7 +150,7 @@ impl Job<'_> {
             let (bytes, unpacked) = tokio::join!(count, unpacking);
             let unpacked = unpacked.map_err(|error| Failure::caused("unpacking failed", error))?;
             return match (unpacked, bytes) {
-                // The server's reason tells more than "the archive ends early".
+                // The server's reason says more than "the archive ends early".
                 (_, Err(error)) => Err(error.into()),
                 (Err(error), Ok(_)) => Err(cannot(error)),
                 (Ok(files), Ok(bytes)) => Ok(Copied { files, bytes }),
@@ -200,7 +200,7 @@ impl Job<'_> {
             let (pieces, count) = self.flow(download);
             let archive = without_top(pieces, name.map(str::to_owned));
             let (sent, moved) = tokio::join!(count, client.tar_in(place, Upload::channel(archive)));
-            // The reason of the source tells more than "the archive ends early".
+            // The reason of the source says more than "the archive ends early".
             sent?;
             let moved = moved?;
             return Ok(Copied { files: moved.files, bytes: moved.bytes });
@@ -237,7 +237,7 @@ impl Job<'_> {
                         total += piece.len() as u64;
                         bar.set_position(total);
                         if sender.send(Ok(piece)).await.is_err() {
-                            // Whoever unpacks gave up, and says why.
+                            // The receiver gave up, and says why.
                             return Ok(total);
                         }
                     }

@@ -130,7 +130,7 @@ fn kernel() -> Finding {
     }
 }
 
-/// Who answers lookups of sandboxes, unless the settings name somebody else.
+/// The resolver for sandboxes, unless the settings name another.
 fn resolver() -> Finding {
     const NAME: &str = "name servers";
     let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
@@ -345,8 +345,8 @@ fn filesystem(data: &Path) -> Vec<Finding> {
     vec![kind, space]
 }
 
-/// Looks at what machines of their own need, and boots one to see whether guests run under KVM. None of it is needed by
-/// whoever uses containers alone.
+/// Looks at what machines of their own need, and boots one to see whether guests run under KVM.
+/// Users of containers alone need none of it.
 pub(super) async fn microvm(data: &Path) -> Vec<Finding> {
     let settings = MicrovmSettings::default();
     let finding = |check: Check| Finding {
@@ -432,7 +432,7 @@ async fn server(global: &Global) -> Vec<Finding> {
             let hint = error.hint().unwrap_or("start one: `keep serve`").to_owned();
             vec![Finding::new("server", Verdict::Absent, error_chain(&error), Some(&hint))]
         }
-        // It is there, and does not take work now, or is of a version without this question.
+        // The server exists, and does not take work now, or is of a version without this question.
         Err(error) => match client.health().await {
             Ok(health) => {
                 let hint = error.hint().unwrap_or("see its log").to_owned();
@@ -503,7 +503,7 @@ pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left is named so that people can tell whose it was.
+        // What is left is named so that people can see whose it was.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,4 +1,5 @@
-//! `keep env`: what a shell needs so that other vendors' clients come here, unchanged.
+//! `keep env`: prints the settings with which a shell uses this server for other vendors' clients,
+//! unchanged.
 //!
 //! Their clients have their service's address built in. What turns them (a file that Node loads first,
 //! a module for Python) is part of this program and written out when it is asked for, so that nothing
@@ -19,8 +20,9 @@ const PRELOAD: &str = include_str!("../../../../sdk/vercel-preload/index.mjs");
 const PYTHON: &str = include_str!("../../../../sdk/vercel-python/sandkeep_vercel.py");
 const PYTHON_START: &str = include_str!("../../../../sdk/vercel-python/sitecustomize.py");
 
-/// Where their clients look for credentials. A program that is not turned would send what is there to
-/// the other service, so the token is exported under a name of ours, and what turns clients sets these.
+/// Where their clients look for credentials. A program that is not redirected would send what it
+/// finds there to the other service, so the token is exported under a name of ours, and what turns
+/// clients sets these.
 const THEIRS: [&str; 5] = [
     "VERCEL_OIDC_TOKEN",
     "VERCEL_AUTH_TOKEN",
@@ -64,8 +66,8 @@ pub(super) async fn env(context: &Context, global: &Global, args: &EnvArgs) -> R
     })
 }
 
-/// What is there with something put before it, once: a shell may be prepared twice. First, because
-/// Python takes the first `sitecustomize` it finds; ours loads the next one too.
+/// The existing value with something put before it, once: a shell may be prepared twice. First,
+/// because Python takes the first `sitecustomize` it finds; ours loads the next one too.
 fn with(there: Option<String>, between: &str, more: &str) -> String {
     match there.filter(|there| !there.is_empty()) {
         None => more.to_owned(),
@@ -110,7 +112,7 @@ fn helpers() -> Result<PathBuf, Failure> {
     })
 }
 
-/// Writes a file whole, unless it is there as it should be.
+/// Writes a file whole, unless it exists with that content.
 fn place(path: &Path, content: &str) -> Result<PathBuf, Failure> {
     let write = || -> io::Result<()> {
         if fs::read_to_string(path).is_ok_and(|found| found == content) {

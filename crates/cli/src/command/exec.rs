@@ -2,8 +2,8 @@
 //!
 //! A command is always attached over a WebSocket, also without `-i`: that way signals that reach
 //! `keep` reach the remote command, and it ends when `keep` does. Two pumps run side by side, so that
-//! a remote command that reads nothing can still be heard, and one that is not heard can still be
-//! signalled.
+//! the output of a remote command that reads nothing still arrives, and one whose output is not
+//! read can still be signalled.
 
 use std::future::pending;
 use std::io;
@@ -98,7 +98,7 @@ fn asked(how: ExecOptions) -> ExecRequest {
     }
 }
 
-/// Runs a command here as far as anybody can tell, and returns its exit code.
+/// Runs a command as if it ran here, and returns its exit code.
 async fn relay(
     context: &Context,
     name: &str,

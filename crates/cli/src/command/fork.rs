@@ -1,4 +1,5 @@
-//! Forks that come back: `diff`, `changes`, `promote`, `pick`, `merge`, `rename`, `prune`.
+//! Commands that compare forks and bring them back: `diff`, `changes`, `promote`, `pick`, `merge`,
+//! `rename`, `prune`.
 
 use std::time::Duration;
 
@@ -142,7 +143,7 @@ async fn compare_group(context: &Context, group: &str, paths: &[String]) -> Resu
     })
 }
 
-/// What became of a fork: `promoted into my-app`; nothing while it is not decided.
+/// The outcome of a fork: `promoted into my-app`; nothing while it is not decided.
 pub(super) fn fate(sandbox: &Sandbox) -> Option<String> {
     let outcome = sandbox.outcome.as_ref()?;
     Some(format!("{} into {}", word(outcome.how), outcome.into))
@@ -269,7 +270,7 @@ fn promoted_answer(context: &Context, fork: &str, promoted: &Promoted) -> Result
     told_failed(context, &promoted.failed, promoted.deleted.len())
 }
 
-/// Tells which forks were not deleted.
+/// Reports which forks were not deleted.
 fn told_failed(context: &Context, failed: &[ForkFailed], deleted: usize) -> Result<(), Failure> {
     if failed.is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! `keep fsck`: looks at a data directory that no server has open, and makes its index again.
+//! `keep fsck`: checks a data directory that no server has open, and rebuilds its index.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What the guard found, in lines for people, and what it keeps aside.
+//! The guard's findings in lines for people, and its quarantine.
 
 use sandkeep_client::types::{
     Because, Finding, FindingKind, FindingPlace, Quarantine, ValueEncoding,

@@ -145,7 +145,7 @@ async fn arrive(context: &Context, mut fetching: Fetching, quiet: bool) -> Resul
     Err(Failure::here("the connection ended before the result of the image"))
 }
 
-/// A bar on standard error, or one nobody sees.
+/// A bar on standard error, or a hidden one.
 pub(super) fn bar_if(wanted: bool, total: Option<u64>) -> ProgressBar {
     if !wanted || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,4 +1,5 @@
-//! `keep microvm setup`: prepares the kernel that machines of their own run. Needs no server, and says what it does.
+//! `keep microvm setup`: prepares the kernel that machines of their own run. Needs no server, and
+//! prints what it does.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -21,14 +22,14 @@ use crate::screen::{Screen, note};
 const PACKAGE: &str = "linux-image-cloud-amd64";
 /// How its kernels' names end.
 const FLAVOUR: &str = "-cloud-amd64";
-/// What helps whoever has no such kernel.
+/// The hint for hosts without such a kernel.
 const OTHERWISE: &str = "name a kernel of yours with --kernel <vmlinuz> and --modules <dir>";
 
 const NEXT: &str = "
 Try it: keep create vm --driver microvm. A running server needs no restart.
 ";
 
-/// What is told of how machines run also when all is well.
+/// The checks of how machines run that are printed also when all is well.
 const TOLD: [&str; 2] = ["acceleration", "booting a machine"];
 
 /// A kernel that was found, and the temporary place it lies in, if it does.
@@ -59,7 +60,7 @@ pub(super) async fn setup(global: &Global, args: &SetupArgs) -> Result<(), Failu
     let data = global.data.clone().unwrap_or_else(locate::default_data);
     let data = std::path::absolute(data)
         .map_err(|error| Failure::caused("cannot determine the working directory", error))?;
-    // As the server makes it: what is below is nobody else's to read.
+    // As the server makes it: other users may not read what is below.
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&data).map_err(|error| {
         Failure::caused(format!("cannot use `{}`", data.display()), error)
             .with_hint("choose another directory with --data")

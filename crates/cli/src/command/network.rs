@@ -107,7 +107,8 @@ pub(super) async fn network(context: &Context, args: &NetworkArgs) -> Result<(),
 }
 
 fn added(mut there: Network, more: &NetworkSettings) -> Result<Network, Failure> {
-    // Addresses make sense there too: `allow-all` leaves private networks closed that no rule names.
+    // Addresses are useful there too: `allow-all` leaves private networks closed that no rule
+    // names.
     let allows = !more.allow_domain.is_empty();
     match there.mode {
         NetworkMode::AllowAll if allows => {
@@ -314,7 +315,7 @@ fn to_the_second(time: &str) -> String {
     }
 }
 
-/// Shows what is there, then what comes, until somebody interrupts.
+/// Shows the existing lines, then new ones, until somebody interrupts.
 async fn follow(
     context: &Context,
     name: &str,
@@ -334,7 +335,7 @@ async fn follow(
                 false => context.screen.text(&line(one))?,
             }
         }
-        // What ended by then is not told again: the next look begins there.
+        // What ended by then is not printed again: the next look begins there.
         let ends = new.iter().filter_map(|one| one.ended_at.as_ref()?.parse::<Timestamp>().ok());
         if let Some(latest) = ends.max() {
             let there: HashSet<_> = new.iter().map(|one| (&one.session, one.id)).collect();

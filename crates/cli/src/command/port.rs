@@ -48,7 +48,7 @@ fn table(ports: &[PortStatus]) -> Table {
     table
 }
 
-/// Prints the address of a port, published for it if need be: private unless told otherwise.
+/// Prints the address of a port, published for it if need be: private by default.
 pub(super) async fn open(context: &Context, args: &OpenArgs) -> Result<(), Failure> {
     let OpenArgs { name, port, public, expires } = args;
     let there = context.client.ports(name).await?;
@@ -74,14 +74,15 @@ pub(super) async fn open(context: &Context, args: &OpenArgs) -> Result<(), Failu
     context.screen.answer(&token, |token| format!("{}\n", token.url))
 }
 
-/// Listens here and carries every connection to a port inside, until it is told to end.
+/// Listens here and carries every connection to a port inside, until it is interrupted.
 pub(super) async fn forward(context: &Context, args: &ForwardArgs) -> Result<(), Failure> {
     let on = |kind: SignalKind| {
         signal(kind).map_err(|error| Failure::caused("cannot listen for signals", error))
     };
     let (mut interrupt, mut terminate) =
         (on(SignalKind::interrupt())?, on(SignalKind::terminate())?);
-    // Asked before anything listens: a name that is wrong is told here, not to whoever connects.
+    // Checked before anything listens: a wrong name is reported here, not to the clients that
+    // connect.
     context.client.sandbox(&args.name).await?;
     let wanted = SocketAddr::new(args.address, args.local.unwrap_or(args.port));
     let hint = "choose another with --local, or --local 0 for any that is free";
@@ -132,7 +133,7 @@ impl Forwarder {
         let _ = here.set_nodelay(true);
         match self.client.connect_port(&self.name, self.port).await {
             Ok(mut there) => {
-                // Either side may close its own direction, or leave as it likes.
+                // Either side may close its own direction, or the whole connection.
                 let _ = tokio::io::copy_bidirectional(&mut here, &mut there).await;
             }
             Err(error) => {
@@ -142,7 +143,8 @@ impl Forwarder {
         }
     }
 
-    /// Tells the first failures; a client that tries again all the time would drown everything else.
+    /// Prints the first failures; a client that tries again all the time would drown everything
+    /// else.
     fn complain(&self, error: &Error) {
         let before = self.complaints.fetch_add(1, Ordering::Relaxed);
         if before < 10 {

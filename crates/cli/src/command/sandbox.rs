@@ -209,7 +209,7 @@ fn many_forks(context: &Context, source: &str, forks: &Forks) -> Result<(), Fail
         return Ok(());
     }
     let paint = Paint::for_errors();
-    // As JSON, the answer has told them.
+    // As JSON, the answer has listed them.
     for ForkFailed { name, reason, .. } in forks.failed.iter().filter(|_| !context.screen.json) {
         note(&format!("{} {name}: {reason}", paint.red("error:")));
     }
@@ -287,7 +287,7 @@ fn why_text(paint: Paint, name: &str, why: &Why) -> String {
     text
 }
 
-/// Lays `more` over what is there and takes `gone` away; nothing if that changes nothing.
+/// Lays `more` over the existing ones and removes `gone`; nothing if that changes nothing.
 fn added(
     there: BTreeMap<String, String>,
     more: Option<BTreeMap<String, String>>,

@@ -1,7 +1,7 @@
 //! `keep stats` and `keep top`: what sandboxes use.
 //!
-//! The server tells sums, such as CPU time since the session began. Load and rates are computed here, from two readings of the
-//! same session.
+//! The server reports sums, such as CPU time since the session began. Load and rates are computed
+//! here, from two readings of the same session.
 
 use std::collections::HashMap;
 use std::io::{IsTerminal as _, Write as _};
@@ -81,7 +81,7 @@ pub(super) async fn stats(context: &Context, args: &StatsArgs) -> Result<(), Fai
     loop {
         tokio::time::sleep(interval).await;
         let now = match read(context, &args.names).await {
-            // It is restarted: whoever follows goes on.
+            // It is restarted: `--follow` continues.
             Err(Failure::Client(error)) if args.follow && error.may_pass() => continue,
             now => now?,
         };

@@ -15,13 +15,14 @@ use tokio::sync::mpsc;
 const WAITING: usize = 8;
 const PIECE: usize = 256 << 10;
 
-/// Packs what is in `directory`. The archive belongs to nobody: whoever unpacks it owns it.
+/// Packs what is in `directory`. The archive names no owner: its files belong to the user who
+/// unpacks it.
 pub(super) fn pack(directory: PathBuf, bar: ProgressBar) -> mpsc::Receiver<io::Result<Bytes>> {
     let (sender, receiver) = mpsc::channel(WAITING);
     tokio::task::spawn_blocking(move || {
         let pipe = io::BufWriter::with_capacity(PIECE, Pipe { sender: sender.clone(), bar });
         if let Err(error) = pack_all(&directory, pipe) {
-            // If nobody receives any more, there is nobody to tell.
+            // Without a receiver there is nobody to notify.
             let _ = sender.blocking_send(Err(error));
         }
     });
@@ -85,7 +86,7 @@ fn owned_header(metadata: &fs::Metadata, size: u64) -> tar::Header {
     header
 }
 
-/// Yields exactly so many bytes, with zeros for what has gone.
+/// Yields exactly as many bytes as announced, with zeros for what has gone.
 struct Exactly<R> {
     reader: R,
     left: u64,
@@ -203,7 +204,7 @@ pub(super) fn without_top(
         let pipe = Pipe { sender: sender.clone(), bar: ProgressBar::hidden() };
         let pipe = io::BufWriter::with_capacity(PIECE, pipe);
         if let Err(error) = renamed(source, top.as_deref(), pipe) {
-            // If nobody receives any more, there is nobody to tell.
+            // Without a receiver there is nobody to notify.
             let _ = sender.blocking_send(Err(error));
         }
     });

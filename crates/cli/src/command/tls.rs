@@ -23,7 +23,7 @@ use crate::screen::Screen;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const CA_DAYS: u32 = 3653;
-/// The name of every CA that is made here. Clients tell them apart by their keys.
+/// The name of every CA that is made here. Clients distinguish them by their keys.
 const CA_NAME: &str = "Sandkeep local CA";
 
 /// What was made.
@@ -197,7 +197,7 @@ fn lasts(params: &mut CertificateParams, days: u32) {
     params.not_after = (now + DAY * days).into();
 }
 
-/// Replaces a file in one step, so that nobody reads half of it.
+/// Replaces a file in one step, so that no reader sees half of it.
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
     let fresh = path.with_extension("new");
     let written = || -> io::Result<()> {

@@ -88,7 +88,7 @@ impl Drawing<'_> {
     fn below(&mut self, node: Option<&str>, indent: &str) {
         let sandboxes: Vec<&Sandbox> = match node {
             None => self.awake_from.get(&None).cloned().unwrap_or_default(),
-            // Those at a snapshot are said on its own line.
+            // Those at a snapshot are printed on its own line.
             Some(_) => Vec::new(),
         };
         let snapshots = self.children.get(&node).cloned().unwrap_or_default();

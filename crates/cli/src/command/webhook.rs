@@ -139,7 +139,7 @@ fn described(context: &Context, webhook: &Webhook) -> String {
     text
 }
 
-/// What came of a delivery, in a line.
+/// The result of a delivery, in a line.
 fn came_of(paint: Paint, one: &WebhookDelivery) -> String {
     let outcome = match (&one.error, one.status) {
         (None, Some(status)) => paint.green(&status.to_string()),

@@ -21,7 +21,7 @@ fn read(toml: &str) -> Result<Resolved, Failure> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keep.toml");
     std::fs::write(&path, toml).unwrap();
-    // As for root, whoever runs the tests.
+    // As for root, whichever user runs the tests.
     let named = toml.lines().any(|line| line.starts_with("data = "));
     let data = (!named).then(|| super::locate::SYSTEM_DATA.into());
     let global = Global { json: false, url: None, key: None, ca: None, project: None, data };

@@ -17,7 +17,7 @@ fn daemon(test: &str) -> Option<Daemon> {
     Some(Daemon::with_small_image(env!("CARGO_BIN_EXE_keep")))
 }
 
-/// Makes files of all kinds, and tells everything about them that can be told from inside.
+/// Makes files of all kinds, and prints everything about them that can be seen from inside.
 const FILL: &str = "mkdir -p /work/deep/er && cd /work && echo content > file && ln file second && ln -s file link \
     && ln -s /nowhere dangling && head -c 300000 /dev/urandom > random && truncate -s 5M sparse && echo x >> sparse \
     && mkfifo pipe && chmod 4751 file && chown 1234:4321 random && touch -d '2001-02-03 04:05:06.789' deep/er \

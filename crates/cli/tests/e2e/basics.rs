@@ -217,7 +217,7 @@ fn a_shell_has_a_terminal_and_gives_ours_back() {
     let said = read_until(&mut master, "/dev/pts/");
     assert!(said.contains("33 101"), "{said}");
     tcsetwinsize(&slave, Winsize { ws_row: 44, ..size }).unwrap();
-    // The terminal is nobody's controlling one, so the kernel tells nobody.
+    // The terminal is nobody's controlling one, so the kernel signals nobody.
     kill_process(Pid::from_child(&child), Signal::WINCH).unwrap();
     master.write_all(b"while [ \"$(stty size)\" != '44 101' ]; do sleep 0.02; done; echo res''ized; exit 5\n").unwrap();
     read_until(&mut master, "resized");

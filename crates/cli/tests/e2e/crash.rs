@@ -3,9 +3,9 @@
 //! Each case arms one fail point (`docs/CRASH-MATRIX.md` lists them), asks for something, and the
 //! daemon dies there as abruptly as by kill -9. Then another daemon opens the same directory, and:
 //!
-//! - what was acknowledged before is there, byte for byte;
-//! - what the session had written and nobody had acknowledged is there too, because its machine or
-//!   its layer outlived the daemon;
+//! - what was acknowledged before exists, byte for byte;
+//! - what the session had written without an acknowledgement exists too, because its machine or its
+//!   layer outlived the daemon;
 //! - no sandbox is stuck between two phases, and every one can be used and deleted.
 
 use sandkeep_testkit::daemon::{Daemon, SMALL, skipped, unfit};
@@ -196,7 +196,7 @@ fn while_creating() {
     }
 }
 
-/// Not by the daemon's death: a bug may panic while processes are frozen, and they go on.
+/// Not by the daemon's death: a bug may panic while processes are frozen, and they resume.
 #[test]
 fn a_panic_in_a_checkpoint_leaves_nothing_frozen() {
     let Some(mut case) = Case::new("a_panic_in_a_checkpoint_leaves_nothing_frozen") else { return };

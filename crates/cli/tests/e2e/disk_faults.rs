@@ -1,8 +1,8 @@
 //! A daemon on a disk that fails for a while, hangs, or becomes read-only.
 //!
-//! - What the disk may have lost is never acknowledged, whoever heard of the error first; the user is told which
-//!   files are in doubt, can still get them out, and decides.
-//! - While the disk hangs the API answers what it can from memory, and `/readyz` tells the truth.
+//! - What the disk may have lost is never acknowledged, whichever sync got the error first; the
+//!   user sees which files are in doubt, can still get them out, and decides.
+//! - While the disk hangs the API answers what it can from memory, and `/readyz` reports it.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -40,7 +40,7 @@ impl Case {
         self.daemon.sh(name, "mkdir -p /work && cd /work && echo before > before && sync");
     }
 
-    /// Writes a file of which the disk stores nothing, and waits until the daemon heard of it.
+    /// Writes a file of which the disk stores nothing, and waits until the daemon has noticed.
     fn lose(&self, name: &str) {
         let fault = self.disk.inject(Fault::writes().containing(MARK));
         self.daemon.sh(name, &format!("for i in $(seq 500); do echo '{MARK}'; done > /work/lost"));
@@ -137,7 +137,7 @@ fn what_a_failing_disk_lost_is_not_acknowledged_and_can_be_replaced() {
     case.lose("app");
     let told = case.damaged("layer_in_doubt");
     assert!(told["detail"].as_str().unwrap().contains("app"), "{told}");
-    // Somebody else's sync hears nothing any more.
+    // Another session's sync gets no error any more.
     let _ = case.daemon.keep(["stop", "other"]);
     for _ in 0..2 {
         let said = case.refused(&["stop", "app"]);
@@ -192,7 +192,7 @@ fn a_stop_that_the_disk_refused_is_refused_again() {
     case.disk.heal(fault);
     case.refused(&["stop", "app"]);
     case.refused(&["stop", "app"]);
-    // What it was before is there all the same.
+    // What it was before exists all the same.
     case.daemon.ok(["stop", "app", "--discard"]);
     case.power_cut();
     assert_eq!(case.daemon.sh("app", "ls /work; cat /work/before"), "before\nbefore\n");

@@ -72,7 +72,7 @@ mod crash {
             Some(Self { daemon, lines: String::new(), round: 0 })
         }
 
-        /// Writes a line without ending the session, so that nobody has acknowledged it.
+        /// Writes a line without ending the session, so that it is not acknowledged.
         fn write(&mut self) {
             self.round += 1;
             let line = format!("line {}", self.round);
@@ -96,7 +96,7 @@ mod crash {
             self.daemon.launch();
         }
 
-        /// All lines are in the drive, in whoever has it next, and it can be had.
+        /// All lines are in the drive, in any sandbox that has it next, and it can be had.
         fn check(&self, point: &str) {
             let _ = self.daemon.keep(["stop", "app"]);
             let drive = self.daemon.json(["drive", "show", "data"]);

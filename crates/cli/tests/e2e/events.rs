@@ -145,7 +145,7 @@ fn a_follower_misses_nothing_over_a_restart_and_a_kill() {
     keep.keep_address();
     keep.ok(["create", "app", "--image", SMALL, "--no-start"]);
     let follower = Follower::start(&keep, &["app"]);
-    // It follows from some moment on; each command is told until it does.
+    // The follower attaches at some later moment, so the commands are repeated.
     let mut seen = Vec::new();
     for round in 0..3 {
         keep.sh("app", "true");

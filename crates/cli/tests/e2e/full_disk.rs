@@ -28,7 +28,7 @@ impl Disk {
         Self { point, _dir: dir }
     }
 
-    /// Takes up all room.
+    /// Takes all space.
     fn fill(&self) -> PathBuf {
         let path = self.point.join("filler");
         let file = File::create(&path).unwrap();

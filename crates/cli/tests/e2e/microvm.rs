@@ -1,7 +1,7 @@
 //! Machines with memory as people use them: the real binary, a real daemon, real machines.
 //!
 //! The first machine of a size boots, which takes long where guests are emulated: so there are few daemons here, and
-//! each test tells a whole story.
+//! each test covers a whole sequence.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -31,7 +31,7 @@ while (accept(my $peer, $server)) {
 }
 "#;
 
-/// Counts in memory, and nowhere else; tells when it is asked by a signal.
+/// Counts in memory, and nowhere else; prints the count on a signal.
 const COUNTER: &str = r#"my $i = 0; my $tell = 0; $SIG{USR1} = sub { $tell = 1 };
 open my $p, '>', '/run/counter.pid'; print $p $$; close $p;
 while (1) {
@@ -155,7 +155,8 @@ fn a_machine_is_paused_woken_and_forked_live() {
     refused(&keep);
 }
 
-/// To Vercel's clients a paused sandbox is a stopped one, which they wake as they wake any; only that its processes are there.
+/// To Vercel's clients a paused sandbox is a stopped one, which they wake as they wake any; only
+/// that its processes exist.
 fn vercels_clients(keep: &Daemon, name: &str, requests: u64) {
     let status = |answer: &Value| answer["sandbox"]["status"].as_str().unwrap().to_owned();
     let path = format!("/api/v2/sandboxes/{name}");
@@ -216,7 +217,7 @@ fn who_they_are(keep: &Daemon, names: &[&str]) {
     assert!(here.abs_diff(now) < Duration::from_secs(5), "its clock is right: {now:?}, {here:?}");
 }
 
-/// What makes no sense is told, and changes nothing.
+/// Invalid requests are refused, and change nothing.
 fn refused(keep: &Daemon) {
     for (args, told) in [
         (&["update", "m", "--driver", "container"][..], "stop"),
@@ -301,7 +302,8 @@ fn spoil(keep: &Daemon, snapshot: &str) {
     std::fs::write(&path, layer.to_string()).unwrap();
 }
 
-/// Memory that cannot be used is said to be lost wherever somebody may look, and files are those of that very moment.
+/// Memory that cannot be used is reported as lost wherever somebody may look, and files are those
+/// of that very moment.
 fn is_not_used(keep: &Daemon) {
     create(keep, "m");
     keep.sh("m", "echo old > /work/file");
@@ -366,7 +368,7 @@ fn is_not_kept(keep: &Daemon) {
         assert_eq!(holding(keep, VALUE), "", "{args:?}");
     }
     assert_eq!(keep.sh("m", "cat /work/file"), "new\n", "it goes on");
-    // Whoever says that it does not matter is told.
+    // A user who accepts it gets a warning.
     keep.ok(["update", "m", "--guard", "warn"]);
     let told = keep.ok(["pause", "m"]);
     assert!(told.contains("TOKEN"), "{told}");
@@ -465,7 +467,7 @@ fn a_host_that_is_not_prepared_says_what_is_missing() {
             "there is no kernel: that a running server takes one up is not tested",
         );
     };
-    // The server that refused goes on, and needs no restart.
+    // The server that refused continues, and needs no restart.
     let setup = ["microvm", "setup", "--kernel"].map(Into::into);
     let setup = setup.into_iter().chain([kernel.vmlinuz.into_os_string(), "--modules".into()]);
     keep.ok(setup.chain([kernel.modules.into_os_string()]));

@@ -1,6 +1,7 @@
 //! The data directory is moved, copied, or loses its runtime directory, while sandboxes run.
 //!
-//! Nobody writes to a layer once it is sealed: what runs is found and taken over, or ended first.
+//! No process writes to a layer once it is sealed: a running machine is found and adopted, or ended
+//! first.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,7 +48,7 @@ fn sealed(data: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-/// Waits until the sandbox has come to a state: recovery goes on after the daemon answers.
+/// Waits until the sandbox has come to a state: recovery continues after the daemon answers.
 fn state(daemon: &Daemon, wanted: &str) {
     for _ in 0..300 {
         if daemon.json(["show", "app"])["state"] == wanted {
@@ -62,7 +63,7 @@ fn lines(daemon: &Daemon) -> usize {
     daemon.sh("app", "wc -l < /work/numbers").trim().parse().unwrap()
 }
 
-/// Every number is there, in order: nothing of what was written is missing.
+/// Every number exists, in order: nothing of what was written is missing.
 fn whole(text: &[u8]) -> usize {
     let text = String::from_utf8_lossy(text).into_owned();
     let count = text.lines().count();
@@ -107,7 +108,8 @@ fn a_machine_whose_runtime_directory_is_gone_is_ended_before_its_layer_is_sealed
         daemon.kill();
         fs::remove_dir_all(run_dir(&daemon.data())).unwrap();
         if !named {
-            // Nor can its control group be told: the identity is another one, as after an upgrade and a move.
+            // Nor can its control group be recognized: the identity is another one, as after an
+            // upgrade and a move.
             let format = daemon.data().join("format.json");
             let text = fs::read_to_string(&format).unwrap();
             let renamed = text.replace(&mark(&daemon.data()), "0123456789ab");
@@ -140,7 +142,7 @@ fn a_copy_leaves_the_sandboxes_of_the_original_alone() {
     let other = Daemon::start_at(env!("CARGO_BIN_EXE_keep"), &copy, &[]);
     assert_ne!(mark(&copy), mark(&daemon.data()));
     assert!(other.log().contains("is a copy of"), "{}", other.log());
-    // What the copy had of the session is kept there, and the session itself goes on.
+    // What the copy had of the session is kept there, and the session itself continues.
     state(&other, "stopped");
     other.sh("app", "test -s /work/numbers");
     other.ok(["rm", "app"]);

@@ -32,7 +32,7 @@ fn install(kind: &str) {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    // In one piece, so that whoever sees only the end of a report sees why.
+    // In one piece, so that the end of a report alone shows the reason.
     let said = [&done.stdout[..], &done.stderr[..]].map(String::from_utf8_lossy).concat();
     assert!(done.status.success(), "packaging/test/run {kind}: {}\n{said}", done.status);
 }

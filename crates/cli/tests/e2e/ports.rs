@@ -113,7 +113,7 @@ fn a_dev_server_is_there_again_after_every_resume() {
     assert_eq!(keep.json(["service", "ls", "my-app"]), serde_json::json!([]));
 }
 
-/// Says back in capitals what it hears on a WebSocket.
+/// Answers in capitals to what it receives on a WebSocket.
 const SOCKET: &str = r#"
 const server = require('http').createServer((q, r) => r.end('plain\n'));
 server.on('upgrade', (request, socket) => {
@@ -183,7 +183,7 @@ fn a_private_port_is_opened_with_a_link_and_carries_a_web_socket() {
     assert!(ask(&keep, "localhost", path, "").starts_with("HTTP/1.1 404"));
 }
 
-/// Says back in capitals what it heard, when it has heard all.
+/// Answers in capitals to what it received, when it has received all.
 const UPPER: &str = "import socket,threading
 s=socket.create_server(('127.0.0.1',5432))
 def serve(c):

@@ -42,7 +42,8 @@ fn pending(keep: &Daemon) -> String {
     })
 }
 
-/// The commands of the guide, one per line of its blocks of `sh`, as words. Lines that end in `\` go on.
+/// The commands of the guide, one per line of its blocks of `sh`, as words. Lines that end in `\`
+/// continue.
 fn commands_of_the_guide() -> Vec<Vec<String>> {
     let page = include_str!("../../../../docs/guides/attempts.md");
     let mut commands = Vec::new();
@@ -217,7 +218,7 @@ fn commands_are_held_by_every_front_until_somebody_answers() {
     let done = held.wait_with_output().expect("it ends");
     assert_eq!(done.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&done.stderr).contains("not today"), "{done:?}");
-    // Whoever leaves takes the question along.
+    // A caller that leaves withdraws the question.
     let mut held = begin(&keep, &args);
     let approval = pending(&keep);
     held.kill().expect("it runs");

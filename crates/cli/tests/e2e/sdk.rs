@@ -34,7 +34,7 @@ fn tools(test: &str) -> Option<PathBuf> {
         "its tools are not installed; `./dev test` does it, or `conformance/sdk/install {}`",
         place.display()
     );
-    // Whoever installs them means these tests to run.
+    // A host with these installed must run these tests.
     assert!(std::env::var_os("SANDKEEP_CONFORMANCE").is_none(), "{why}");
     skipped(test, &why);
     None

@@ -20,7 +20,8 @@ fn daemon(test: &str) -> Option<Daemon> {
     Some(Daemon::with_small_image(env!("CARGO_BIN_EXE_keep")))
 }
 
-/// Runs `keep` with something on its standard input; what it printed and said, and whether it succeeded.
+/// Runs `keep` with something on its standard input; returns whether it succeeded, and its two
+/// outputs.
 fn with_input(keep: &Daemon, args: &[&str], input: &str) -> (bool, String) {
     let mut child = keep
         .command(args)

@@ -1,8 +1,8 @@
 //! The published clients of Vercel Sandbox, unmodified, against a real daemon.
 //!
 //! The suites themselves are in `conformance/vercel`, in the clients' own languages; here each gets a
-//! daemon, the variables `keep env vercel` prints, and a way to kill the daemon under its feet. What
-//! came of it must be what the table in `docs/compat/vercel.md` says: `UPDATE_VERCEL_TABLE=1` writes
+//! daemon, the variables `keep env vercel` prints, and a way to kill the daemon under its feet. The
+//! result must be what the table in `docs/compat/vercel.md` says: `UPDATE_VERCEL_TABLE=1` writes
 //! the table anew.
 //!
 //! The packages are installed by `./dev test`. Without them these tests say that they cannot run.

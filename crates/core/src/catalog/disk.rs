@@ -2,7 +2,8 @@
 //!
 //! Every save writes the manifest first and the index after it. A daemon that dies in between leaves an
 //! index that is behind, and the next [`open`](Catalog::open) brings it up to date. Revisions are part of
-//! the manifests and compared in memory: the data directory is locked, so nobody else writes to it.
+//! the manifests and compared in memory: the data directory is locked, so no other process writes
+//! to it.
 
 use std::sync::{Arc, Weak};
 
@@ -38,7 +39,8 @@ impl DiskCatalog {
         Self { store, index, versions: Versions::default(), watchers }
     }
 
-    /// Ends a save that readers have: the next version counts, and watchers are told before the one after it can be saved.
+    /// Ends a save that readers have: the next version counts, and watchers are notified before the
+    /// one after it can be saved.
     fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>, next: Next) {
         self.watchers.saved(sandbox, snapshot);
         next.saved();
@@ -58,7 +60,7 @@ impl DiskCatalog {
     ) -> CatalogResult<()> {
         let committed = self.store.commit(layers, snapshot, sandbox).await;
         if let Some(snapshot) = snapshot {
-            // It may be there all the same, and the sandbox's record not.
+            // It may exist all the same, and the sandbox's record not.
             if committed.is_ok() || self.store.read::<Snapshot>(&snapshot.id).await.is_ok() {
                 self.index.put_snapshot(snapshot).await?;
             }

@@ -89,7 +89,7 @@ pub(super) async fn all(store: &Store, index: &dyn Db) -> CatalogResult<Contents
     remove_stale_sandboxes(store, index, &listing, &sandboxes, &mut contents).await?;
     for sandbox in sandboxes {
         if let Err(error) = index.put_sandbox(&sandbox).await {
-            // Another one has its name: a directory was copied. Nobody can tell which is meant.
+            // Another one has its name: a directory was copied. It is unknown which is meant.
             let path = format!("sandboxes/{}/sandbox.json", sandbox.id);
             let reason = error_chain(&error);
             contents.unusable.push(Unusable { sandbox: Some(sandbox), drive: None, path, reason });

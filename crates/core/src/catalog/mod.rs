@@ -36,7 +36,7 @@ pub type CatalogResult<T> = Result<T, CatalogError>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogError {
-    /// Somebody else saved the record since the caller read it. Nothing was changed.
+    /// Another caller saved the record since this one read it. Nothing was changed.
     #[error("the record of {sandbox} is at revision {found} by now, not at {expected}")]
     Conflict {
         /// The sandbox.
@@ -85,7 +85,7 @@ pub enum Record<'a> {
     Project(&'a Project),
 }
 
-/// What names a [`Record`] that is to be deleted.
+/// Identifies a [`Record`] that is to be deleted.
 #[derive(Debug, Clone, Copy)]
 pub enum RecordKey<'a> {
     /// A command that never ran. Its log is not touched.
@@ -109,7 +109,7 @@ pub enum UnreadKey<'a> {
     Drive(&'a DriveId),
 }
 
-/// What became of a snapshot that was to be dropped.
+/// The outcome of dropping a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotDrop {
     /// A sandbox stands on it, or it is dropped already: nothing was changed.
@@ -125,8 +125,8 @@ pub enum SnapshotDrop {
 /// # Terms
 ///
 /// - *Record*: the document of a sandbox, a session, a command, a snapshot, a drive or a project.
-/// - *Revision* ([`Sandbox::revision`]): counts the saved versions of a sandbox's record. The catalog
-///   writes it, nobody else does. Records of other kinds have none.
+/// - *Revision* ([`Sandbox::revision`]): counts the saved versions of a sandbox's record. Only the
+///   catalog writes it. Records of other kinds have none.
 /// - *Owner* ([`Sandbox::owner`]): the node that runs the sandbox, with an *epoch* that grows each time
 ///   the sandbox changes hands. Absent in a catalog that belongs to one node. The *lease* of a node,
 ///   which says until when it may act as an owner, is kept once per node, not in records.
@@ -156,18 +156,21 @@ pub enum SnapshotDrop {
 /// - A save with [`Durability::Soon`] survives the end of this process, and a power cut after the next
 ///   sync of the store. Until then the last synced version stays readable.
 /// - [`commit`](Self::commit) makes layers, snapshot and sandbox true together, the sandbox last.
-/// - A record is in the reader when the save returns: whoever reads afterwards sees it or a later one.
+/// - A record is in the reader when the save returns: a later read returns it or a newer one.
 /// - What is only [shown](Self::show) is not durable at all.
 ///
 /// # Watching
 ///
-/// A [`watch`](Self::watch)er is told every version of a sandbox that is saved or restored through this catalog from then on,
-/// with the snapshot of a commit, and every removal: after the reader has it, before the save returns, and in the order of
-/// revisions per sandbox. It misses none, so it must not wait. A save that failed is not told, nor what is only
-/// [shown](Self::show), nor what another node saved: each node tells of its own saves, so that each is told once.
+/// A [`watch`](Self::watch)er is notified of every version of a sandbox that is saved or restored
+/// through this catalog from then on, with the snapshot of a commit, and of every removal: after
+/// readers can see it, before the save returns, and in the order of revisions per sandbox. It
+/// misses none, so it must not block. It is not notified of a failed save, of a record that is only
+/// [shown](Self::show), or of a record that another node saved: each node reports its own saves, so
+/// that each save is reported once.
 ///
-/// The event feed watches: phases and snapshots in `GET /v1/events` are told by the record that was saved. Events that no
-/// record tells (which command ended, what a rollback returned to) are added by the component that knows.
+/// The event feed watches: the saved record gives the phases and snapshots in `GET /v1/events`.
+/// Events that no record holds (which command ended, which snapshot a rollback returned to) are
+/// added by the component that knows them.
 ///
 /// # One node
 ///
@@ -184,7 +187,7 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// Reads everything on record, and brings the reader up to date. Called once, before anything else.
     async fn open(&self) -> CatalogResult<Contents>;
 
-    /// Leaves the catalog in order for the next daemon. Nothing may be asked of it afterwards.
+    /// Leaves the catalog in order for the next daemon. No method may be called afterwards.
     async fn close(&self);
 
     /// Reads the record of a sandbox as it was saved last. `None` if there is none.
@@ -254,11 +257,12 @@ pub trait Catalog: fmt::Debug + Send + Sync {
         durability: Durability,
     ) -> CatalogResult<SnapshotDrop>;
 
-    /// Reads a record that did not read before, to see whether it does by now. Readers are not told.
+    /// Reads a record again that could not be read before, to see whether it can be read now.
+    /// Watchers are not notified.
     async fn verify(&self, key: UnreadKey<'_>) -> CatalogResult<()>;
 
-    /// Takes up a sandbox whose record came to be without this catalog, for example from a backup. False
-    /// if another one has its name.
+    /// Adopts a sandbox whose record was not made by this catalog, for example one from a backup.
+    /// False if another one has its name.
     async fn adopt_sandbox(&self, sandbox: &Sandbox) -> CatalogResult<bool>;
 
     /// Reads a snapshot whose record came to be without this catalog, and shows it to readers.
@@ -271,6 +275,6 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// compares it with what it knows before it deletes anything.
     async fn listing(&self) -> CatalogResult<DiskListing>;
 
-    /// Has `watcher` told what is saved, restored and removed from now on, until it is dropped.
+    /// Notifies `watcher` of every save, restore and removal from now on, until it is dropped.
     fn watch(&self, watcher: Weak<dyn CatalogWatcher>);
 }

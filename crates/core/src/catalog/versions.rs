@@ -27,12 +27,13 @@ impl Versions {
         self.0.lock().insert(sandbox.id.clone(), version);
     }
 
-    /// Strikes out a sandbox that is gone. Whoever still has a copy cannot save it.
+    /// Removes a sandbox that is gone. A caller that still has a copy cannot save it.
     pub fn strike(&self, id: &SandboxId) {
         self.0.lock().remove(id);
     }
 
-    /// Waits until nobody else saves this sandbox, and compares the revision that is expected.
+    /// Waits until no other caller saves this sandbox, and compares its revision with the expected
+    /// one.
     ///
     /// # Errors
     ///

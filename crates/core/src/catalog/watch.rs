@@ -1,4 +1,4 @@
-//! Who is told what a catalog saves: see "Watching" at [`Catalog`](super::Catalog).
+//! The watchers of a catalog's saves: see "Watching" at [`Catalog`](super::Catalog).
 
 use std::fmt;
 use std::sync::Weak;
@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 
 use crate::model::{Sandbox, Snapshot};
 
-/// Is told what a catalog saves. Called while the save is under way, so it must not wait.
+/// Is notified of what a catalog saves. Called while the save is in progress, so it must not block.
 pub trait CatalogWatcher: fmt::Debug + Send + Sync {
     /// A sandbox was saved, and with it the snapshot of a [`commit`](super::Catalog::commit).
     fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>);
@@ -28,12 +28,12 @@ impl CatalogWatchers {
         watchers.push(watcher);
     }
 
-    /// Tells that a sandbox was saved.
+    /// Notifies the watchers that a sandbox was saved.
     pub fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>) {
         self.0.read().iter().filter_map(Weak::upgrade).for_each(|it| it.saved(sandbox, snapshot));
     }
 
-    /// Tells that a sandbox was removed.
+    /// Notifies the watchers that a sandbox was removed.
     pub fn removed(&self, sandbox: &Sandbox) {
         self.0.read().iter().filter_map(Weak::upgrade).for_each(|it| it.removed(sandbox));
     }

@@ -41,7 +41,7 @@ pub type ManifestResult<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>
 /// The manifests on disk, which an index is filled from. Those that do not read are left out.
 #[async_trait]
 pub trait Manifests: std::fmt::Debug + Send + Sync {
-    /// Bytes that are free on the disk, if that can be told.
+    /// Bytes that are free on the disk, if that is known.
     fn free_space(&self) -> Option<u64>;
 
     /// All projects.
@@ -302,7 +302,7 @@ impl Db for Index {
     }
 
     async fn close(&self) {
-        // Somebody who never comes back must not keep the daemon from ending.
+        // A call that never returns must not keep the daemon from ending.
         let closing = async {
             self.inner.current.write().await.close(&self.inner.file).await;
             // One that waited for this finds the index closed, and ends.

@@ -3,7 +3,7 @@
 //! Projects, sandboxes, drives, snapshots and the newest session of each sandbox are in a second
 //! index in memory. Reads of those never touch the disk, and memory is what decides who gets a name.
 //! History (older sessions, commands, answers under idempotency keys) is on disk alone: there is too
-//! much of it. Whoever reads it does not wait for the disk longer than [`PATIENCE`].
+//! much of it. A reader of it does not wait for the disk longer than [`PATIENCE`].
 //!
 //! Writes go to memory, and to the file behind the caller's back, in the same order ([`Follower`]). A file that does not follow
 //! costs nothing: at every start all that is in memory is read from the manifests again. History is not, so its writes are
@@ -26,7 +26,7 @@ use crate::model::{
 
 /// How long the disk may take for a statement.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How many writes may wait for the disk. Whoever has one more waits, too.
+/// How many writes may wait for the disk. Further writers wait until there is room.
 const BEHIND: usize = 1024;
 
 /// Another [`Db`], with what is asked for most in memory.
@@ -39,8 +39,8 @@ pub struct MirroredDb {
     follower: Follower,
 }
 
-/// A task that does to the file what was done in memory. It ends when all that was asked of it is done and nobody can ask for
-/// more.
+/// A task that repeats in the file what was done in memory. It ends when its queue is empty and no
+/// sender is left.
 #[derive(Debug)]
 struct Follower(mpsc::Sender<BoxFuture<'static, ()>>);
 
@@ -55,7 +55,7 @@ impl Follower {
         Self(sender)
     }
 
-    /// Adds to what is to be done.
+    /// Adds to the queue.
     async fn push(&self, work: impl Future<Output = DbResult<()>> + Send + 'static) {
         let work = Box::pin(async move {
             if let Err(error) = in_time(work).await {

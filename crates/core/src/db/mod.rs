@@ -5,13 +5,12 @@
 //! disk. The engine reads through it; only the catalog writes to it.
 //!
 //! Two things it decides, atomically: who gets a name ([`Db::claim`], [`Db::claim_drive`]), and
-//! whether a snapshot that is to go has anybody standing on it ([`Db::put_tombstone`]).
+//! whether a sandbox stands on a snapshot that is to be dropped ([`Db::put_tombstone`]).
 //!
-//! A snapshot that went is a *tombstone* for a while. Whoever does not ask for tombstones does not see
-//! them.
+//! A deleted snapshot is a *tombstone* for a while. Only callers that ask for tombstones see them.
 //!
-//! Lists are sorted and paged. A page's cursor tells where it ended and is nobody else's business; it
-//! works for the list it came from, in the same order and with the same filter.
+//! Lists are sorted and paged. A page's cursor encodes where the page ended and is opaque to
+//! callers; it is valid for the same list, in the same order and with the same filter.
 
 mod cursor;
 mod index;
@@ -41,12 +40,12 @@ pub type DbResult<T> = Result<T, DbError>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DbError {
-    /// The database said no.
+    /// The database returned an error.
     #[error("the index could not {action}")]
     Query {
         /// What was being done, as a verb phrase.
         action: &'static str,
-        /// What it said.
+        /// The database's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A document in it does not read.
@@ -85,7 +84,7 @@ pub enum DbError {
     Order,
 }
 
-/// Which sandboxes are wanted. All that is given must fit.
+/// Selects sandboxes. All given conditions must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Tags it must carry, all of them.
@@ -100,7 +99,7 @@ pub struct Filter {
     pub class: Option<Class>,
 }
 
-/// Whose snapshots are wanted.
+/// Selects snapshots by their owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner<'a> {
     /// Everybody's.
@@ -113,7 +112,7 @@ pub enum Owner<'a> {
     Sandbox(&'a SandboxId),
 }
 
-/// Whether tombstones are wanted too.
+/// Whether tombstones are listed too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tombstones {
     /// They are not.
@@ -125,11 +124,11 @@ pub enum Tombstones {
 /// Who may stand on a snapshot that is to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unless<'a> {
-    /// Nobody; and no fork may have begun there.
+    /// No sandbox; and no fork may have begun there.
     Held,
-    /// Nobody but this one, who lets go.
+    /// No sandbox but this one, which gives it up.
     HeldByOther(&'a SandboxId),
-    /// Anybody.
+    /// Any sandbox.
     Never,
 }
 
@@ -169,10 +168,10 @@ pub struct Order {
     pub direction: Direction,
 }
 
-/// Which part of a list is wanted.
+/// Selects a part of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
-    /// How many at the most.
+    /// The largest number of items.
     pub limit: u32,
     /// Where the page before ended.
     pub cursor: Option<String>,
@@ -228,9 +227,10 @@ pub trait Db: fmt::Debug + Send + Sync {
     fn damage(&self) -> Option<String> {
         None
     }
-    /// Tells that everything on disk is in it now, so that the next daemon need not fill it.
+    /// Records that everything on disk is in the database now, so that the next daemon need not
+    /// fill it.
     async fn filled(&self) {}
-    /// Closes it, for the next daemon to use as it is. Nothing may be asked of it afterwards.
+    /// Closes it, for the next daemon to use as it is. No method may be called afterwards.
     async fn close(&self) {}
 
     /// Adds a sandbox, unless its project has one of that name: then nothing changes and the answer is false.
@@ -295,9 +295,9 @@ pub trait Db: fmt::Debug + Send + Sync {
         tombstones: Tombstones,
         page: &Page,
     ) -> DbResult<Paged<Snapshot>>;
-    /// Lists snapshots whose time is up, whoever stands on them.
+    /// Lists expired snapshots, also those that sandboxes stand on.
     async fn expired_snapshots(&self, now: Timestamp) -> DbResult<Vec<Snapshot>>;
-    /// Lists snapshots of one sandbox whose time is up, whoever stands on them.
+    /// Lists expired snapshots of one sandbox, also those that sandboxes stand on.
     async fn expired_snapshots_of(
         &self,
         sandbox: &SandboxId,
@@ -317,7 +317,7 @@ pub trait Db: fmt::Debug + Send + Sync {
     /// already: then nothing changes and the answer is false. Atomic with [`claim`](Self::claim) and
     /// [`put_sandbox`](Self::put_sandbox).
     async fn put_tombstone(&self, tombstone: &Snapshot, unless: Unless<'_>) -> DbResult<bool>;
-    /// Forgets a snapshot or a tombstone that nobody stands on.
+    /// Removes the record of a snapshot or a tombstone that no sandbox stands on.
     async fn remove_snapshot(&self, id: &SnapshotId) -> DbResult<()>;
 
     /// Adds a drive, unless its project has one of that name: then nothing changes and the answer is false.

@@ -50,7 +50,7 @@ pub trait KeepsMemory: Send + Sync {
     async fn fingerprint(&self, machine: &Machine) -> DriverResult<Fingerprint>;
 
     /// Starts a machine where an image was captured: memory, devices and, with [`OwnDisk`], its disk. The machine finds `first` in
-    /// its serial port when it goes on.
+    /// its serial port when it resumes.
     async fn restore(
         &self,
         machine: &Machine,
@@ -61,8 +61,9 @@ pub trait KeepsMemory: Send + Sync {
     /// Captures a live machine into an empty directory, as the layer above `below`: the image the machine was started from, and on
     /// top of it what was captured of the machine since. Only pages that differ from those of `below` are written.
     ///
-    /// With [`OwnDisk`] the topmost disk is linked into the layer, and the machine goes on with a fresh one above it. That cannot
-    /// be undone, so at least the disk of every successful capture must stay in `below`.
+    /// With [`OwnDisk`] the topmost disk is linked into the layer, and the machine continues with a
+    /// fresh one above it. That cannot be undone, so at least the disk of every successful capture
+    /// must stay in `below`.
     async fn capture(
         &self,
         key: &MachineKey,
@@ -78,19 +79,20 @@ pub trait KeepsMemory: Send + Sync {
     /// Holds a machine until [`go_on`](Self::go_on).
     async fn hold(&self, key: &MachineKey) -> DriverResult<()>;
 
-    /// Lets a held machine go on.
+    /// Resumes a held machine.
     async fn go_on(&self, key: &MachineKey) -> DriverResult<()>;
 
-    /// Renames the live machine `from` to `to`, and lets it go on. `from` must begin with [`WARM_VM`]; `to` has the same limits and
-    /// the same root but for what is written. What `from` wrote moves to the root of `to`; what it used until now is not counted for
-    /// `to`. After an error parts of both may be left, for [`Driver::stop`].
+    /// Renames the live machine `from` to `to`, and resumes it. `from` must begin with [`WARM_VM`];
+    /// `to` has the same limits and the same root but for what is written. What `from` wrote moves
+    /// to the root of `to`; what it used until now is not counted for `to`. After an error parts of
+    /// both may be left, for [`Driver::stop`].
     async fn adopt(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link>;
 }
 
 /// What becomes of a machine that was captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// It goes on at once.
+    /// It continues at once.
     Continue,
     /// It is held, for [`Driver::stop`] or [`KeepsMemory::go_on`].
     Hold,
@@ -105,18 +107,19 @@ pub struct Captured {
     pub ram: Size,
     /// Pages written.
     pub pages: u64,
-    /// How long the machine stood still.
+    /// How long the machine was suspended.
     pub stood: Duration,
-    /// What its root was made of, as [`OwnDisk::roots`] tells; empty without that power.
+    /// What its root was made of, as [`OwnDisk::roots`] returns it; empty without that power.
     pub roots: Vec<String>,
 }
 
-/// A machine that goes on where an image was captured.
+/// A machine that resumed where an image was captured.
 #[derive(Debug)]
 pub struct Restored {
     /// Where its agent is reached.
     pub link: Link,
-    /// A connection to its serial port from before it went on. When it was captured somebody listened there; a machine that is told that
-    /// nobody does, and a moment later that somebody does, may hear the first while it answers to the second.
+    /// A connection to its serial port from before it resumed. There was a listener when the
+    /// machine was captured; a machine that sees the port closed, and a moment later open again,
+    /// may read the first while it answers the second.
     pub line: UnixStream,
 }

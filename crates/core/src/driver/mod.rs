@@ -45,7 +45,7 @@ use crate::model::{Limits, MachineKey, RootFs, Size, UidRange};
 ///   where no other sandbox can see it.
 /// - *mounts*: further stacks of directories, described in the same way, seen at a place below the
 ///   root. A target that leads through a link or to what is no directory is refused with
-///   [`DriverError::MountPoint`]: a root was written by whoever used the sandbox before.
+///   [`DriverError::MountPoint`]: a root was written by earlier users of the sandbox.
 /// - *link*: where the agent inside listens.
 ///
 /// # Lifecycle
@@ -88,8 +88,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Boots a machine. The agent may not be listening yet when this returns; the engine waits for it.
     async fn start(&self, machine: &Machine) -> DriverResult<Link>;
 
-    /// Ends every process of `key` by force, frees all the machine held, and tells what it used.
-    /// Politeness is the agent's business and comes before.
+    /// Ends every process of `key` by force, frees all the machine held, and returns its usage. A
+    /// graceful stop is the agent's task and comes before.
     async fn stop(&self, key: &MachineKey) -> DriverResult<MachineUsage>;
 
     /// What a machine has used so far; zeros when it is absent.
@@ -98,8 +98,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What a machine uses at this moment; zeros when it is absent.
     async fn load(&self, key: &MachineKey) -> DriverResult<MachineLoad>;
 
-    /// How many of a machine's processes the kernel has killed for want of memory, where the host can tell: 0 for a machine with a
-    /// kernel of its own, whose agent tells. Reads one file that never waits for a disk.
+    /// How many of a machine's processes the kernel has killed out of memory, where the host can
+    /// know: 0 for a machine with a kernel of its own, whose agent reports it. Reads one file that
+    /// never waits for a disk.
     fn oom_kills(&self, _key: &MachineKey) -> u64 {
         0
     }
@@ -112,21 +113,22 @@ pub trait Driver: fmt::Debug + Send + Sync {
     async fn died(&self, key: &MachineKey);
 
     /// Where the machine's packets come from and go to. Can be asked again, after the daemon has restarted; the
-    /// device is the same then, and whoever has it reads packets that nobody else gets.
+    /// device is the same then, and its holder alone gets the packets.
     async fn network(&self, key: &MachineKey) -> DriverResult<Device>;
 
-    /// What takes up room on the host's disk without a name: files that were removed and that processes of a machine still have open.
-    /// Nothing for a machine that has a disk of its own.
+    /// The deleted files that take space on the host's disk: files that were removed and that
+    /// processes of a machine still have open. None for a machine that has a disk of its own.
     async fn unnamed(&self, _key: &MachineKey) -> DriverResult<Vec<Unnamed>> {
         Ok(Vec::new())
     }
 
-    /// Ends the processes of a machine that fill the host's disk, and answers with how many that were: none if it cannot tell which they are.
+    /// Ends the processes of a machine that fill the host's disk, and returns how many that were:
+    /// none if it does not know which they are.
     async fn end_writers(&self, _key: &MachineKey) -> DriverResult<usize> {
         Ok(0)
     }
 
-    /// What waits in the driver's warm pool: the name of the pool and how many, if it has one.
+    /// The driver's warm pool: its name and how many machines are in it, if it has one.
     fn warm(&self) -> Option<(&'static str, usize)> {
         None
     }
@@ -178,7 +180,7 @@ pub trait Relayer: Send + Sync {
     /// Stops all processes where they are, and returns when none runs any more.
     async fn freeze(&self, key: &MachineKey) -> DriverResult<()>;
 
-    /// Lets them go on. Of a machine that is not frozen: does nothing.
+    /// Resumes them. Does nothing to a machine that is not frozen.
     async fn thaw(&self, key: &MachineKey) -> DriverResult<()>;
 
     /// Puts another root under a machine in which only the agent is alive; nothing writes to the
@@ -248,7 +250,7 @@ pub struct MachineUsage {
     pub cpu: Duration,
     /// The most memory at one time.
     pub memory_peak: Size,
-    /// How often the kernel killed one of its processes for want of memory.
+    /// How often the kernel killed one of its processes out of memory.
     pub oom_kills: u64,
 }
 
@@ -259,7 +261,8 @@ pub struct MachineLoad {
     pub used: MachineUsage,
     /// Memory in use.
     pub memory: Size,
-    /// Processes and threads, where the host can tell: those of a machine with a kernel of its own are not its own.
+    /// Processes and threads, where the host knows them: it does not for a machine with a kernel of
+    /// its own.
     pub processes: Option<u64>,
 }
 
@@ -319,7 +322,7 @@ pub enum DriverError {
     Build {
         /// What was being done, as a verb phrase.
         step: String,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
     /// A system call on the host failed.
@@ -329,7 +332,7 @@ pub enum DriverError {
         action: &'static str,
         /// What it was being done to.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -16,11 +16,11 @@ use crate::model::{MachineKey, RootFs};
 ///
 /// # Terms
 ///
-/// - *disk*: a chain of files in [`RootFs::disk_dir`], in a format that only the driver knows. As long as that directory is there,
-///   the disk is the truth about what was written, and `upper` is not.
+/// - *disk*: a chain of files in [`RootFs::disk_dir`], in a format that only the driver knows. As
+///   long as that directory exists, the disk holds what was written, and `upper` does not.
 /// - *packed root*: the lower directories of a root, made into read-only devices.
-/// - *assemble*: what the agent is told first: which devices make its root, and who it is. A machine without a restored image
-///   that was captured after this waits for it.
+/// - *assemble*: the first message to the agent: which devices make its root, and its identity. A
+///   machine without a restored image that was captured after this waits for it.
 /// - *export*: the agent's stream of what is on the disk, which the store turns into a layer.
 ///
 /// # Lifecycle
@@ -36,7 +36,8 @@ use crate::model::{MachineKey, RootFs};
 ///
 /// - The guest's kernel keeps the disk within [`Machine::limits`]; the engine counts only for the sake of the host, and has
 ///   writes held back ([`limit_writes`](Self::limit_writes)) when that runs short of space.
-/// - A disk that was written to is never replaced: [`boot`](Self::boot) goes on with the one it finds.
+/// - A disk that was written to is never replaced: [`boot`](Self::boot) continues with the one it
+///   finds.
 /// - Only one live machine writes to a disk.
 /// - Packing a root changes nothing in its layers, and packing it again is cheap.
 ///
@@ -77,7 +78,7 @@ pub trait OwnDisk: Send + Sync {
 pub enum WriteLimit {
     /// As fast as the disk takes it.
     None,
-    /// So many bytes a second.
+    /// A limit in bytes per second.
     Slow(u64),
     /// Not at all.
     Hold,

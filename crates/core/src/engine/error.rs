@@ -32,7 +32,7 @@ use crate::store::image::ImageError;
 /// What the engine answers.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A sandbox that is not there, and whether it can be had back.
+/// A missing sandbox, and whether it can be restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoSuch {
     /// What it was asked for as.
@@ -310,7 +310,8 @@ impl Error {
         Self::Invalid { what, reason: reason.into() }
     }
 
-    /// Whether the disk under the data directory is at fault, so that the cause helps whoever runs the server.
+    /// Whether the disk under the data directory is at fault, so that the cause helps the server's
+    /// operator.
     #[must_use]
     pub fn is_of_the_disk(&self) -> bool {
         matches!(self, Self::Store(StoreError::Io { .. }) | Self::Db(DbError::Query { .. }))

@@ -258,7 +258,7 @@ impl Engine {
         let runs = Runs::new(&lifecycle, &Approvals::new(&context, &tenancy));
         let gates: Arc<dyn MakesGates> = Arc::<Runs>::clone(&runs);
         let pins: Arc<dyn PinsSnapshots> = Arc::<Runs>::clone(&runs);
-        // Nobody else sets them.
+        // They are set only here.
         let _ = network.gates.set(Arc::downgrade(&gates));
         let _ = storage.snapshots.pins.set(Arc::downgrade(&pins));
         let shutdown = context.tasks.shutdown().drop_guard();
@@ -283,7 +283,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Begins what the engine does by itself.
+    /// Starts the engine's background work.
     async fn begin(&self) -> Result<()> {
         let trash = Arc::downgrade(&self.parts.storage.trash);
         self.parts.context.store.set_space_reclaimer(Box::new(move || {
@@ -307,7 +307,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the engine's own work. Sandboxes go on running; the next daemon adopts them.
+    /// Ends the engine's own work. Sandboxes keep running; the next daemon adopts them.
     pub async fn shutdown(&self) {
         let Components { context, turns, references, network, machines, .. } = &*self.parts;
         context.tasks.begin_shutdown();

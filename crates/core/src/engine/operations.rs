@@ -106,7 +106,7 @@ pub enum SnapshotOnStop {
 pub struct Checkpoint {
     /// A label, for people.
     pub label: Option<String>,
-    /// Whether somebody asked for it, or the engine takes it by itself.
+    /// Whether a caller asked for it, or the engine takes it by itself.
     pub method: Method,
     /// How long after its last use the snapshot expires, `Some(None)` for never. If absent, the sandbox's retention decides.
     pub expires: Option<Option<Span>>,
@@ -188,7 +188,7 @@ pub struct Fork {
 /// Forks that were made from one capture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forks {
-    /// Those that are there, in order.
+    /// The forks that were made, in order.
     pub made: Vec<Opened>,
     /// Those that are not, and why.
     pub failed: Vec<ForkFailed>,
@@ -288,7 +288,7 @@ pub struct PromotedIntoDrive {
     pub snapshot: Option<SnapshotId>,
 }
 
-/// Which differences of two points are wanted.
+/// Selects differences of two points.
 #[derive(Debug, Clone)]
 pub struct DiffRequest {
     /// The first point.

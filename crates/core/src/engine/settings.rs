@@ -38,7 +38,7 @@ pub struct Settings {
     pub recovery: Duration,
     /// How many layers of its own a chain may have before some of them are merged in the background.
     pub chain_limit: usize,
-    /// How many it may have at the most: from here on nothing is added before some are merged.
+    /// How many it may have at most: from here on nothing is added before some are merged.
     pub chain_bound: usize,
     /// How many layers a memory image may have before some of them are merged.
     pub memory_limit: usize,

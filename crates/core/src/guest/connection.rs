@@ -103,7 +103,8 @@ impl AgentConnection {
         Self::with(socket, port, HashMap::new())
     }
 
-    /// The same, of a port to which `asked` requests were written already, with the first so many numbers.
+    /// The same, for a port to which `asked` requests were written already, with the first `asked`
+    /// numbers.
     pub(super) fn go_on(
         socket: UnixStream,
         port: SerialPort,
@@ -125,7 +126,7 @@ impl AgentConnection {
         port: Option<SerialPort>,
         streams: HashMap<u32, StreamState>,
     ) -> Arc<ConnectionOwner> {
-        // As many as are there were numbered from one.
+        // The existing ones were numbered from one.
         let next = u32::try_from(streams.len()).unwrap_or(u32::MAX).saturating_add(1);
         let connection = Arc::new(Self {
             socket,
@@ -174,8 +175,8 @@ impl AgentConnection {
             stream.wake.notify_waiters();
         }
         drop(state);
-        // Whoever still holds a part of it would keep it open, and a port has room for one connection only: the next would wait
-        // behind this one for ever.
+        // Any holder of a part of it would keep it open, and a port has room for one connection
+        // only: the next would wait behind this one without end.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         self.lost.cancel();
         self.room.notify_waiters();
@@ -419,7 +420,7 @@ impl StreamState {
         }
     }
 
-    /// Whether nothing more will be said on the stream.
+    /// Whether nothing more will come on the stream.
     fn over(&self) -> bool {
         self.done.is_some()
     }
@@ -429,7 +430,7 @@ fn parse<T: serde::de::DeserializeOwned>(payload: &[u8]) -> Result<T, String> {
     serde_json::from_slice(payload).map_err(|error| format!("an answer cannot be read: {error}"))
 }
 
-/// An open stream. Dropping it tells the agent that nobody listens any more.
+/// An open stream. Dropping it notifies the agent that there is no listener any more.
 #[derive(Debug)]
 pub(super) struct Handle {
     owner: Arc<ConnectionOwner>,
@@ -490,7 +491,7 @@ impl Handle {
         }
     }
 
-    /// Allows the agent so many more bytes.
+    /// Allows the agent to send `bytes` more bytes.
     pub(super) fn credit(&self, bytes: usize) {
         let mut state = self.connection().lock();
         let Some(stream) = state.streams.get_mut(&self.id) else { return };

@@ -9,7 +9,7 @@ use sandkeep_proto::link::Failure;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuestError {
-    /// The agent was asked and said no. `message` is written for people.
+    /// The agent refused the request. `message` is written for people.
     #[error("{message}")]
     Refused {
         /// What kind of failure, for programs.
@@ -17,7 +17,8 @@ pub enum GuestError {
         /// What happened; names the path or program.
         message: String,
     },
-    /// What was to be written does not fit into the sandbox's disk limit, or a drive's. The agent was not asked, or said so itself.
+    /// What was to be written does not fit into the sandbox's disk limit, or a drive's. Found
+    /// before the agent was asked, or reported by the agent.
     #[error("the disk limit is reached: {message}")]
     DiskLimit {
         /// Which limit, and what it is.
@@ -49,7 +50,7 @@ pub enum GuestError {
     Io {
         /// Its socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The agent did not answer in time.

@@ -1,8 +1,8 @@
 //! The host's end of the agent link.
 //!
-//! [`Guest`] is one connection to the agent of one live machine. It knows the words of
-//! [`sandkeep_proto::link`] and nothing of sandboxes, drivers or the database: the engine is told by
-//! the driver where the agent listens, dials it here, and decides what a failure means.
+//! [`Guest`] is one connection to the agent of one live machine. It knows the messages of
+//! [`sandkeep_proto::link`] and nothing of sandboxes, drivers or the database: the engine learns
+//! from the driver where the agent listens, dials it here, and decides what a failure means.
 //!
 //! *Connections are disposable.* When one is lost, every call on it fails and nothing on it is
 //! reused; commands live on inside. The next connection asks [`Guest::commands`] and
@@ -15,8 +15,8 @@
 //! forget one ([`Deadlines`]): a request fails with [`GuestError::Timeout`] when no reply comes, a
 //! transfer when no byte moves. Three waits have none, because silence is normal there: output of a
 //! command, input that a command does not read, and a connection to a port. They end with the
-//! connection. A timeout fails one call; the connection and the other calls on it go on. Dropping a
-//! call is always safe.
+//! connection. A timeout fails one call; the connection and the other calls on it continue.
+//! Dropping a call is always safe.
 
 mod connection;
 mod error;
@@ -102,7 +102,8 @@ impl Guest {
         let mut hello = HELLO;
         loop {
             let stream = dial(socket, deadline).await?;
-            // One that is closed before anything was said belongs to a hypervisor that was just ending, or had somebody else.
+            // A connection that is closed before any byte came belongs to a hypervisor that was
+            // just ending, or was busy with another client.
             if let Some(port) = serial::begin(&stream, deadline).await? {
                 let until = deadline.min(Instant::now() + hello);
                 match Self::greet(AgentConnection::start(stream, Some(port)), until).await {
@@ -173,7 +174,7 @@ impl Guest {
         self.process(Request::Spawn(spawn), stdin, WINDOW).await
     }
 
-    /// Takes up a command of an earlier connection from output byte `from`.
+    /// Attaches to a command of an earlier connection from output byte `from`.
     ///
     /// # Errors
     ///
@@ -255,7 +256,8 @@ impl Guest {
         self.ask_ok(&Request::Quiesce { grace_ms }).await
     }
 
-    /// Asks a machine of its own what changed in its root since the last look. `saved`: all that is there now is in a snapshot.
+    /// Asks a machine of its own what changed in its root since the last look. `saved`: all that
+    /// exists now is in a snapshot.
     ///
     /// # Errors
     ///
@@ -359,11 +361,11 @@ impl Guest {
         }
     }
 
-    /// Tells what is at a path, without following a final symlink.
+    /// Returns the metadata of a path, without following a final symlink.
     ///
     /// # Errors
     ///
-    /// Fails with [`GuestError::Refused`] when nothing is there or it may not be seen.
+    /// Fails with [`GuestError::Refused`] when nothing exists there or it may not be seen.
     pub async fn stat(&self, at: At) -> Result<Entry, GuestError> {
         match self.ask(&Request::Stat { at }).await? {
             Reply::Stat { entry } => Ok(entry),
@@ -408,7 +410,7 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// Fails with [`GuestError::Refused`] when nothing is there.
+    /// Fails with [`GuestError::Refused`] when nothing exists there.
     pub async fn tar_out(&self, at: At) -> Result<(Entry, Incoming), GuestError> {
         self.incoming(Request::TarOut { at }).await
     }
@@ -422,8 +424,8 @@ impl Guest {
         self.ask_ok(&Request::Assemble(assemble)).await
     }
 
-    /// Tells a machine that was restored what changed, and gets what the agent calls this run of it from now on.
-    /// [`Guest::generation`] of connections that were greeted before stays what it was.
+    /// Notifies a restored machine of what changed, and returns the agent's name for this run of it
+    /// from now on. [`Guest::generation`] of connections that were greeted before stays the same.
     ///
     /// # Errors
     ///
@@ -435,7 +437,8 @@ impl Guest {
         }
     }
 
-    /// Writes everything to the machine's disks and keeps it from writing more, for ten seconds at the most.
+    /// Writes everything to the machine's disks and keeps it from writing more, for at most ten
+    /// seconds.
     ///
     /// # Errors
     ///
@@ -489,7 +492,7 @@ impl Guest {
         Ok(Outgoing { handle: self.ready(&request).await?, progress })
     }
 
-    /// Opens a stream that takes Data once the agent has said [`Reply::Ok`].
+    /// Opens a stream that takes Data once the agent has answered [`Reply::Ok`].
     async fn ready(&self, request: &Request) -> Result<Arc<Handle>, GuestError> {
         match self.call(request, WINDOW).await? {
             (handle, Reply::Ok) => Ok(Arc::new(handle)),

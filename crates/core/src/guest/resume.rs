@@ -1,8 +1,9 @@
 //! Connecting to the agent of a machine that was resumed from captured memory.
 //!
-//! A machine that was just restored is slow to answer, most of all where it is emulated: nothing it does has been translated yet, and it
-//! does much else first. So it is not asked one thing after the other. What it is to know and to answer lies in its serial port
-//! before it goes on, all in one piece ([`ResumeHandshake`]), and is found there with the first look.
+//! A machine that was just restored is slow to answer, especially where it is emulated: nothing it
+//! does has been translated yet, and it does much else first. So it does not get one request after
+//! the other. Everything it needs to know and to answer lies in its serial port before it resumes,
+//! all in one piece ([`ResumeHandshake`]), and is found there with the first look.
 
 use std::os::unix::net::UnixStream as Line;
 use std::path::Path;
@@ -20,11 +21,12 @@ use super::serial::{self, SerialPort};
 use super::stream::unexpected;
 use super::{Deadlines, Guest, GuestError, HELLO, greeted};
 
-/// What an agent finds when its machine goes on: a connection begins, a greeting, and what is asked of it.
+/// What an agent finds when its machine resumes: a connection begins, a greeting, and the requests
+/// to it.
 #[derive(Debug)]
 pub struct ResumeHandshake {
     nonce: Nonce,
-    /// It holds randomness that nobody else is to know.
+    /// It holds randomness that must stay secret.
     bytes: Zeroizing<Vec<u8>>,
     renews: bool,
 }
@@ -62,7 +64,7 @@ impl ResumeHandshake {
         Ok(Self { nonce, bytes, renews })
     }
 
-    /// What is to be written to the serial port before the machine goes on.
+    /// The bytes to be written to the serial port before the machine resumes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -70,8 +72,8 @@ impl ResumeHandshake {
 }
 
 impl Guest {
-    /// Hears what an agent answers to a handshake that was written to `line`. One that gave that connection up is dialled and
-    /// greeted again.
+    /// Reads an agent's answer to a handshake that was written to `line`. An agent that gave that
+    /// connection up is dialled and greeted again.
     ///
     /// # Errors
     ///
@@ -115,7 +117,7 @@ impl Guest {
         if !handshake.renews {
             return Ok(ResumedGuest { guest, commands: None });
         }
-        // It is there; what it does now may take its time.
+        // It answers; what it does now may take its time.
         let until = Instant::now() + deadlines.reply;
         let Reply::Hello { .. } = answer(until).await? else { return Err(unexpected()) };
         let Reply::Commands { commands } = answer(until).await? else {

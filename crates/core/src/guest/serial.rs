@@ -23,14 +23,14 @@ const ONE_SOCKET: Duration = Duration::from_secs(2);
 pub(super) struct SerialPort {
     decoder: Decoder,
     nonce: Nonce,
-    /// Whether the agent has said that the connection begins.
+    /// Whether the agent has confirmed that the connection begins.
     begun: bool,
     /// Whether any of the connection's bytes have come.
     started: bool,
 }
 
 impl SerialPort {
-    /// One on which the agent was told that a connection begins, and has not answered yet.
+    /// A port whose agent was asked to begin a connection, and has not answered yet.
     pub(super) fn expecting(nonce: Nonce) -> Self {
         Self { decoder: Decoder::new(), nonce, begun: false, started: false }
     }
@@ -102,7 +102,7 @@ async fn write(socket: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 async fn answer(socket: &UnixStream, port: &mut SerialPort) -> io::Result<()> {
     let mut raw = vec![0; 4096];
     loop {
-        // A port that always has something would keep whoever waits for the time from being asked.
+        // A port that always has data would keep timers from being polled.
         tokio::task::consume_budget().await;
         socket.readable().await?;
         let count = match socket.try_read(&mut raw) {

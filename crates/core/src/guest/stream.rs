@@ -14,7 +14,8 @@ use super::{GuestError, within};
 
 /// A command this connection is attached to.
 ///
-/// When both halves are dropped the agent is told; the process lives on and can be attached to again.
+/// When both halves are dropped the agent is notified; the process lives on and can be attached to
+/// again.
 #[derive(Debug)]
 pub struct Process {
     /// Its number inside the sandbox.
@@ -33,7 +34,7 @@ pub struct Output {
     pub(super) handle: Arc<Handle>,
 }
 
-/// One thing heard of a command.
+/// One piece of a command's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutputEvent {
     /// Bytes it wrote to standard output, or to its terminal.
@@ -81,8 +82,8 @@ impl Output {
             .await;
     }
 
-    /// Tells the agent that so many more bytes are stored and need not be sent again. It holds back
-    /// the process when a window's worth is not.
+    /// Acknowledges `bytes` more bytes as stored: the agent need not send them again. It holds back
+    /// the process while a whole window is unacknowledged.
     pub fn keep(&self, bytes: usize) {
         self.handle.credit(bytes);
     }
@@ -103,9 +104,9 @@ pub struct Stdin {
 /// How far standard input has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StdinCount {
-    /// So many bytes are on their way to the process, or there.
+    /// How many bytes are on their way to the process, or with it.
     pub taken: u64,
-    /// So many are in its pipe or terminal.
+    /// How many are in its pipe or terminal.
     pub written: u64,
     /// Whether it has ended. Otherwise one that takes no more has closed its input.
     pub ended: bool,
@@ -139,7 +140,7 @@ impl Stdin {
         self.handle.wait(|stream| Some(Ok(self.counted(stream)))).await
     }
 
-    /// Waits until the process's pipe has so many bytes, those of earlier connections included.
+    /// Waits until the process's pipe has got `bytes` bytes, those of earlier connections included.
     ///
     /// # Errors
     ///

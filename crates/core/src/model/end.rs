@@ -26,7 +26,8 @@ pub enum CommandEnd {
     Killed,
     /// Its session was ended while it ran.
     SessionEnded,
-    /// Its machine died, the host went down, or the agent does not know it any more: nobody knows how it ended.
+    /// Its machine died, the host went down, or the agent does not know it any more: its end is
+    /// unknown.
     Lost,
 }
 

@@ -1,4 +1,4 @@
-//! The life of one sandbox, as a pure function.
+//! The lifecycle of a sandbox, as a pure function.
 //!
 //! ```text
 //! Stopped, Failed --Start--> Starting --Up--> Running
@@ -29,8 +29,9 @@
 //! - A command that asks for the phase a sandbox is already in, or on its way to, succeeds and does
 //!   nothing. Callers retry; retries must be harmless.
 //! - *There is no phase between running and paused.* A capture touches nothing of the machine but to hold it still, so until
-//!   the memory is on record the sandbox runs: a daemon that dies in between finds `running`, lets the machine go
-//!   on, and has no pending effect. After that it finds `paused`, and a machine that is still there is only ended.
+//!   the memory is on record the sandbox runs: after a crash in between, the next daemon finds
+//!   `running`, resumes the machine, and has no pending effect. After that it finds `paused`, and
+//!   only ends a machine that still exists.
 //! - The files of a paused sandbox are on a disk that only its own kernel reads, so it is woken to be stopped.
 //! - Delete is accepted in every phase. Nothing is stuck. It is taken back only where going on would lose what was written to
 //!   a drive, which is not the sandbox's own.
@@ -86,7 +87,7 @@ pub enum Effect {
     Erase,
 }
 
-/// What was heard.
+/// What was reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LifecycleReport {
     /// The agent answers.
@@ -99,9 +100,9 @@ pub enum LifecycleReport {
     Broke,
     /// The machine ended by itself, or a daemon died over a start.
     Died,
-    /// Nothing is under way and there is no machine, although the record says so.
+    /// The record has an operation in progress, but none is, and there is no machine.
     Lost,
-    /// The files of its last session are lost, and a rollback goes on without them.
+    /// The files of its last session are lost, and a rollback continues without them.
     GivenUp,
     /// A start was rolled back: the sandbox is what it was before.
     Undone {
@@ -178,7 +179,7 @@ pub fn command(
     }
 }
 
-/// Takes in what was heard. `None`: that does not happen in this phase, and changes nothing.
+/// Applies a report. `None`: that does not happen in this phase, and changes nothing.
 #[must_use]
 pub fn report(phase: Phase, report: LifecycleReport) -> Option<(Phase, Option<Effect>)> {
     let rests = |memory| if memory { Phase::Paused } else { Phase::Stopped };

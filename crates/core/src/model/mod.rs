@@ -1,4 +1,4 @@
-//! The nouns: ids, names, quantities, what was asked for, what is on record.
+//! The types of the domain: ids, names, quantities, requests, records.
 //!
 //! `sandbox` is a sandbox with its state, `lifecycle` what may happen to it, `spec` its settings; `record` has the other records
 //! of its life: sessions, commands, layers, images, projects. `storage`, `network`, `secret`, `governance` and `activity` have

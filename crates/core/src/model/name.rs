@@ -42,7 +42,7 @@ impl Name {
         &self.0
     }
 
-    /// Makes a readable name nobody has asked for: two words and four random characters.
+    /// Makes a readable name for a request without one: two words and four random characters.
     #[must_use]
     pub fn generate() -> Self {
         const HOW: [&str; 32] = [

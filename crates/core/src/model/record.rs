@@ -120,7 +120,7 @@ pub struct Lineage {
     /// The forks that were made together with it, by the name they begin with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<Name>,
-    /// The same forks: other ones may be made under that name later. Records of before do not tell.
+    /// The same forks: other ones may be made under that name later. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_id: Option<GroupId>,
     /// What becomes of the fork once it is accepted.
@@ -136,7 +136,7 @@ pub struct MergePoint {
     /// The snapshot whose changes it got.
     pub snapshot: SnapshotId,
     /// What the other sandbox was then. If it is not what that one comes from now, it was rolled back, and the merge counts no
-    /// more. Records of before do not tell.
+    /// more. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<SnapshotId>,
     /// The other sandbox's generation then.
@@ -156,14 +156,14 @@ pub struct MergeSource {
     pub snapshot: SnapshotId,
 }
 
-/// What became of a fork's work.
+/// The outcome of a fork's work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkOutcome {
     /// How it was brought back.
     pub how: BroughtBack,
     /// Into which sandbox: its name at the time.
     pub into: Name,
-    /// Its id. Records of before do not tell.
+    /// Its id. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub into_id: Option<SandboxId>,
     /// That sandbox's generation with it.
@@ -227,9 +227,10 @@ pub struct Session {
 pub enum SessionEnd {
     /// Somebody asked.
     Stopped,
-    /// Somebody asked, and memory was kept: processes go on in the next one.
+    /// A caller paused it, and memory was kept: processes resume in the next one.
     Paused,
-    /// Nothing was alive in it for the idle timeout. The phase tells whether it was paused or stopped for that.
+    /// Nothing was alive in it for the idle timeout. The phase shows whether it was paused or
+    /// stopped for that.
     Idle,
     /// Its time was up.
     Timeout,
@@ -260,7 +261,7 @@ pub struct Usage {
     pub network_in: u64,
     /// Bytes sent outside.
     pub network_out: u64,
-    /// Processes that the kernel killed for want of memory.
+    /// Processes that the kernel killed out of memory.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub oom_kills: u64,
 }
@@ -324,7 +325,7 @@ pub struct Command {
     pub env_names: Vec<String>,
     /// Whether it has a terminal.
     pub tty: bool,
-    /// Whether it goes on when the caller leaves.
+    /// Whether it continues when the caller leaves.
     pub detached: bool,
     /// How long it may take before it is killed.
     pub timeout: Option<Span>,
@@ -341,7 +342,7 @@ pub struct Command {
     /// The most that was used of it, if that is known: bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<u64>,
-    /// How many processes of its session the kernel had killed for want of memory when it was started.
+    /// How many processes of its session the kernel had killed out of memory when it was started.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub oom_kills_before: u64,
     /// When it began.
@@ -361,7 +362,7 @@ pub struct Command {
     /// For how long its machine was paused, or lay in a snapshot, while it was alive.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub slept_ms: u64,
-    /// What it was before the memory it lives in became this sandbox's, or was gone back to.
+    /// The command it was before its memory became this sandbox's, or was rolled back to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carried: Option<Carried>,
     /// Who started it: the id of an API key, or `service`, `hook`. Absent in records of earlier versions.

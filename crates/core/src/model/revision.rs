@@ -58,6 +58,6 @@ impl fmt::Display for Revision {
 pub struct Ownership {
     /// The node.
     pub node: Name,
-    /// How often the sandbox has changed hands. Whoever saves with an older epoch has lost it.
+    /// How often the sandbox has changed hands. A save with an older epoch is refused.
     pub epoch: u64,
 }

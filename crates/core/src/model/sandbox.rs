@@ -41,7 +41,8 @@ pub struct Sandbox {
     /// What was decided about it.
     pub config: Config,
     /// Whether all that it has of its own was sealed under the guard and the disk limit it has now: neither was ever changed, and
-    /// it was not rolled back to a snapshot of another sandbox. Records of before do not tell, which counts as no.
+    /// it was not rolled back to a snapshot of another sandbox. Older records lack it, which counts
+    /// as no.
     pub rules_as_made: bool,
     /// How many snapshots were acknowledged.
     pub generation: u64,
@@ -61,7 +62,7 @@ pub struct Sandbox {
     pub rolled_back_at: Option<u64>,
     /// What it was merged into, lately.
     pub merged: Vec<MergePoint>,
-    /// What became of its work, if it is a fork that was brought back.
+    /// The outcome of its work, if it is a fork that was brought back.
     pub outcome: Option<ForkOutcome>,
     /// The session that is under way, or the last one.
     pub session: Option<SessionId>,
@@ -73,8 +74,8 @@ pub struct Sandbox {
     pub created_at: Timestamp,
     /// When its configuration or phase changed.
     pub updated_at: Timestamp,
-    /// When its phase last changed. Records of before do not tell: the daemon that reads one takes
-    /// when it was last used.
+    /// When its phase last changed. Older records lack it: the daemon that reads one takes the time
+    /// of its last use.
     pub phase_at: Timestamp,
     /// When a session last began or ended.
     pub used_at: Timestamp,
@@ -294,7 +295,7 @@ impl Sandbox {
         self.state.failure().and_then(|failure| failure.why.as_deref())
     }
 
-    /// What the guard found in what the last session wrote, and nobody has decided about.
+    /// What the guard found in what the last session wrote, and what is not decided yet.
     #[must_use]
     pub fn guarded(&self) -> &[Finding] {
         self.state.failure().map_or(&[], |failure| &failure.guarded)

@@ -1,4 +1,4 @@
-//! Services: commands that belong to a sandbox and are there again after every resume.
+//! Services: commands that belong to a sandbox and are started again after every resume.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub struct Service {
     /// User; the sandbox's if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// The port it listens on: whoever comes for it waits until it does.
+    /// The port it listens on: connections to it wait until it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// What becomes of it when it has ended.

@@ -44,7 +44,7 @@ pub struct Retention {
     /// A snapshot goes this long after its last use, which at first is when it was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Span>,
-    /// The newest so many are kept, the current one included.
+    /// How many of the newest are kept, the current one included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_last: Option<u32>,
     /// Those go this long after their last use; as `expires` says if absent.
@@ -115,10 +115,10 @@ pub struct Config {
     /// Ports inside that may be reached from outside.
     #[serde(default)]
     pub ports: Vec<Port>,
-    /// Whether a request for a port may wake it; a port may say no by itself.
+    /// Whether a request for a port may wake it; each port may forbid it.
     #[serde(default = "yes")]
     pub wake_on_request: bool,
-    /// Commands that are there again after every resume.
+    /// Commands that are started again after every resume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<Service>,
     /// What it may reach; what its project says if absent.
@@ -176,7 +176,7 @@ impl Default for Config {
 /// A change to a [`Config`]: absent fields stay as they are.
 ///
 /// Create, fork and update are all "a configuration and a patch to it", so that every field is
-/// checked in one place, whoever sends it.
+/// checked in one place for all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // each field is the one of `Config`
 pub struct Patch {
@@ -215,15 +215,15 @@ pub struct Patch {
     pub services: Option<Vec<Service>>,
     /// Services to add, or to replace by name; the others stay.
     pub set_services: Vec<Service>,
-    /// Services to take away.
+    /// Services to remove.
     pub drop_services: Vec<Name>,
     pub network: Option<Option<Policy>>,
     pub guard: GuardPatch,
     pub secrets: Option<Vec<SecretUse>>,
     pub approvals: Option<Option<ApprovalPolicy>>,
-    /// Notes to make, and with `None` to take away; the others stay.
+    /// Notes to set, and with `None` to remove; the others stay.
     pub notes: BTreeMap<String, Option<String>>,
-    /// Whether the session under way goes on as it is: the patch is for those to come.
+    /// Whether the running session stays as it is: the patch is for later ones.
     pub next_session: bool,
 }
 

@@ -12,13 +12,13 @@ use super::sockets::NoSocket;
 use super::stack::Stream;
 use crate::model::Protocol;
 
-/// What is to be done about a connection that a sandbox wants to open.
+/// The decision about a connection that a sandbox wants to open.
 #[derive(Debug, Clone)]
 pub(super) enum OpenDecision {
     /// It is reset.
     Refuse,
-    /// The stack dials this address; when somebody answers, the connection is accepted inside and given to
-    /// [`FlowHandler::relay`]. When nobody does, it is reset.
+    /// The stack dials this address; when it answers, the connection is accepted inside and given
+    /// to [`FlowHandler::relay`]. When it does not, the connection is reset.
     Dial(SocketAddr, Arc<OpenFlow>),
     /// It is accepted at once and given to [`FlowHandler::serve`]: what it is for shows in its first bytes.
     Serve,
@@ -39,13 +39,13 @@ pub(super) struct Datagrams {
 /// wrote into its packet.
 #[async_trait]
 pub(super) trait FlowHandler: Send + Sync + 'static {
-    /// A connection is wanted. Asked once for each, not for repeated packets.
+    /// The sandbox wants to open a connection. Called once for each, not for repeated packets.
     fn open(&self, to: SocketAddr) -> OpenDecision;
 
     /// A flow was not opened: there is no socket for it.
     fn no_socket(&self, protocol: Protocol, to: SocketAddr, why: NoSocket);
 
-    /// Nobody answered at the address that was to be dialled.
+    /// The address that was to be dialled did not answer.
     fn unanswered(&self, open: &OpenFlow, error: &io::Error);
 
     /// Carries a connection that was dialled to its end.

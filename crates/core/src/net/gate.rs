@@ -1,7 +1,7 @@
-//! What somebody has to approve before it happens: the first contact with a host, the use of a secret.
+//! Effects that need an approval first: the first contact with a host, the use of a secret.
 //!
-//! This layer holds flows and requests and knows nobody who could answer. The engine hands in a [`Gate`] per session. It is
-//! asked after the rules: what these refuse is never asked for.
+//! This layer holds flows and requests and cannot answer questions. The engine passes a [`Gate`]
+//! per session. It is asked after the rules: what these refuse is never asked for.
 
 use std::fmt;
 
@@ -28,7 +28,8 @@ pub trait Gate: Send + Sync + fmt::Debug {
     /// What is known of a host already. Must not block.
     fn known(&self, host: &str) -> Option<Answered>;
 
-    /// Waits until somebody has answered for a host. Whoever stops waiting does not take the question along.
+    /// Waits until somebody has answered for a host. A caller that stops waiting does not withdraw
+    /// the question.
     async fn contact(&self, contact: &Contact) -> Answered;
 
     /// Asks about a host and waits for nothing. Must not block.

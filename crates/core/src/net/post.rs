@@ -1,9 +1,10 @@
 //! Requests that the daemon makes to addresses which callers chose: deliveries of webhooks.
 //!
-//! Whoever may create a webhook must not reach what only this host can reach. So the address that is dialled is checked, after
-//! the name was resolved and not before: a name that changes what it resolves to changes nothing. Metadata services and
-//! addresses that no receiver has are refused always; loopback, link-local and private ones, and the host's own, unless the
-//! operator allows them. Redirects are not followed. Of an answer only the head is read.
+//! A user who may create a webhook must not reach what only this host can reach. So the address
+//! that is dialled is checked, after the name was resolved and not before: a name that changes what
+//! it resolves to changes nothing. Metadata services and addresses that no receiver has are refused
+//! always; loopback, link-local and private ones, and the host's own, unless the operator allows
+//! them. Redirects are not followed. Of an answer only the head is read.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +34,7 @@ pub struct PostTarget {
     secure: bool,
     host: String,
     port: u16,
-    /// What stands in `Host`.
+    /// The value of `Host`.
     authority: String,
     path: String,
 }
@@ -55,12 +56,12 @@ pub enum PostError {
     /// The name has no address.
     #[error("{0} has no address")]
     NoAddress(String),
-    /// Nobody answers there, or not in HTTP.
+    /// The address does not answer, or not in HTTP.
     #[error("{host}: {source}")]
     Io {
         /// The host.
         host: String,
-        /// What the system, or TLS, said.
+        /// The error of the system, or of TLS.
         source: io::Error,
     },
     /// It broke off, or is no HTTP.
@@ -341,7 +342,7 @@ mod tests {
                 heads.push(String::from_utf8_lossy(&head[..length]).into_owned());
                 stream.write_all(answer).await.unwrap();
             }
-            // One that says nothing, and one that never ends its head.
+            // One that sends nothing, and one that never ends its head.
             let (_silent, _) = listener.accept().await.unwrap();
             let (mut endless, _) = listener.accept().await.unwrap();
             let _ = endless.write_all(b"HTTP/1.1 200 OK\r\n").await;

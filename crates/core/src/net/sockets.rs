@@ -20,7 +20,7 @@ const OF_ALL: usize = 4;
 const OF_PROJECT: usize = 2;
 /// However few there are.
 const AT_LEAST: usize = 16;
-/// More are not of use to anybody, and a semaphore has bounds.
+/// More are of no use, and a semaphore has bounds.
 const AT_MOST: usize = 1 << 20;
 
 static ALL: LazyLock<SocketBudget> = LazyLock::new(|| {
@@ -56,7 +56,8 @@ pub struct ProjectSockets {
 }
 
 impl ProjectSockets {
-    /// Of a project whose sandboxes may have so many together; half of all that sandboxes may have, if nothing is said.
+    /// For a project whose sandboxes may have `most` together; by default half of all that
+    /// sandboxes may have.
     #[must_use]
     pub fn new(most: Option<u32>) -> Arc<Self> {
         let sockets = Self { most: AtomicUsize::new(0), taken: AtomicUsize::new(0) };
@@ -101,7 +102,7 @@ pub(super) enum NoSocket {
     Server,
 }
 
-/// As the journal tells it.
+/// As the journal prints it.
 impl fmt::Display for NoSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -208,7 +209,7 @@ mod tests {
         held.truncate(249);
         held.push(sandboxes[9].take().expect("one is free"));
         assert!(sandboxes[9].take().is_err());
-        // Those of other projects have nothing to do with it, and half of all is what nobody set.
+        // Those of other projects do not count, and half of all is the default.
         held.clear();
         mine.set(None);
         assert!(sandboxes[9].take().is_ok());

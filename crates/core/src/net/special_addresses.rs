@@ -85,7 +85,8 @@ pub(super) fn inside(ip: IpAddr) -> Option<&'static str> {
     private.then_some(PRIVATE)
 }
 
-/// Why nobody can be meant by an address, whatever the operator allows: it is a metadata service, or no receiver has it.
+/// Why an address is never valid, whatever the operator allows: it is a metadata service, or no
+/// receiver has it.
 pub(super) fn never_received(ip: IpAddr) -> Option<&'static str> {
     match refused(ip)? {
         "the host's loopback" | "link-local" if carried(ip).is_none() => None,

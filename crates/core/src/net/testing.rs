@@ -1,4 +1,4 @@
-//! What tests of the network share: a journal to look into, and name servers that say what they are told to.
+//! What tests of the network share: a journal to look into, and name servers with preset answers.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -41,7 +41,7 @@ impl TestGate {
         self.asked.lock().unwrap().clone()
     }
 
-    /// Waits, so long at the most, until something is asked.
+    /// Waits, for a bounded time, until something is asked.
     pub(super) async fn is_asked(&self, target: &str) {
         for _ in 0..500 {
             if self.asked().iter().any(|asked| asked == target) {
@@ -127,7 +127,7 @@ impl Notes {
         self.all().into_iter().map(line).collect()
     }
 
-    /// Waits, so long at the most, until something of this verdict is written down.
+    /// Waits, for a bounded time, until something of this verdict is written down.
     pub(super) async fn wait_for(&self, verdict: Verdict) -> Connection {
         for _ in 0..500 {
             if let Some(found) = self.all().into_iter().find(|note| note.verdict == verdict) {
@@ -160,7 +160,7 @@ pub(super) fn upstream(
     let ips = |ips: &[&str]| ips.iter().map(|ip| ip.parse::<IpAddr>().unwrap()).collect();
     let hosts: BTreeMap<_, _> =
         hosts.iter().map(|(name, list)| ((*name).to_owned(), ips(list))).collect();
-    // A server that is not there, rather than the host's own: tests ask nobody else.
+    // A server that does not exist, instead of the host's own: tests query no other.
     let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
     let settings = UpstreamSettings {
         except: except.iter().map(|rule| rule.parse().unwrap()).collect(),
@@ -182,7 +182,7 @@ impl FakeNameServer {
     pub(super) async fn start(
         answer: impl Fn(&Message) -> Option<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
-        // The same port for both; somebody else may have one of them.
+        // The same port for both; another process may have one of them.
         let (datagrams, streams) = loop {
             let datagrams = UdpSocket::bind("127.0.0.1:0").await.unwrap();
             if let Ok(streams) = TcpListener::bind(datagrams.local_addr().unwrap()).await {

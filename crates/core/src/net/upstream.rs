@@ -65,7 +65,7 @@ const HOST_NAME: &str = "host.sandkeep.internal";
 /// How long somebody outside may take to answer.
 const DIAL_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long somebody outside may be silent before it is asked whether it is there.
+/// How long an outside peer may be silent before a keep-alive is sent.
 const ASK_AFTER: Duration = Duration::from_secs(60);
 
 /// How long a name server may take, its repeats included.
@@ -113,7 +113,8 @@ impl Upstream {
         self.except.iter().cloned().chain(fixed).collect()
     }
 
-    /// What a sandbox hears of an address that a name resolved to; `None` if it may not hear of it.
+    /// The address that a sandbox gets for an address that a name resolved to; `None` if it may not
+    /// have it.
     pub(super) fn heard(&self, ip: IpAddr) -> Option<IpAddr> {
         let excepted = self.except.iter().any(|rule| rule.net.contains(&ip));
         if !excepted && (special_addresses::inside(ip).is_some() || self.is_own(at(ip))) {
@@ -122,7 +123,7 @@ impl Upstream {
         if ip.is_loopback() { special_addresses::alias(ip) } else { Some(ip) }
     }
 
-    /// What a sandbox hears of a name that is answered here; `None` if it is not.
+    /// The addresses that a sandbox gets for a name that is answered here; `None` if it is not.
     pub(super) fn fixed(&self, name: &str) -> Option<Vec<IpAddr>> {
         if name == HOST_NAME {
             return Some(vec![HOST_V4.into()]);
@@ -208,7 +209,7 @@ impl Upstream {
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "nobody answered"))??;
         stream.set_nodelay(true)?;
-        // Who is gone without a word would otherwise be waited for, for ever.
+        // A peer that vanished without closing would otherwise be waited for without end.
         let keepalive = TcpKeepalive::new().with_time(ASK_AFTER).with_interval(ASK_AFTER);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         Ok(stream)
@@ -248,7 +249,7 @@ impl Upstream {
     pub(super) fn is_own(&self, to: Destination) -> bool {
         let mut own = self.own.lock();
         if own.looked.elapsed() > FRESH {
-            // Asked for every packet that begins something: nobody waits for files here.
+            // Called for every packet that begins something: it must not wait for files.
             own.looked = Instant::now();
             let shared = Arc::clone(&self.own);
             match Handle::try_current() {
@@ -280,7 +281,7 @@ fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
     Ok(found)
 }
 
-/// The addresses of one kind that a name has; none if nobody knows.
+/// The addresses of one kind that a name has; none if the lookup finds none.
 async fn lookup(resolver: &TokioResolver, name: Name, kind: RecordType) -> Vec<IpAddr> {
     let answer = tokio::time::timeout(RESOLVE_WITHIN, resolver.lookup(name, kind)).await;
     let Ok(Ok(answer)) = answer else { return Vec::new() };

@@ -1,9 +1,9 @@
 //! The server's key.
 //!
 //! 32 bytes: in `secrets.key` of the data directory, where they are made at first use; in a file of the
-//! operator's; or handed over by whoever starts the engine. Nothing is sealed with the key itself: what
-//! seals, what derives and what tells one key from another are made from it by HMAC-SHA-256, so that none
-//! of them says anything about another.
+//! operator's; or passed by the code that starts the engine. Nothing is sealed with the key itself:
+//! the keys that seal and derive, and the mark that identifies the key, are made from it by
+//! HMAC-SHA-256, so that none of them reveals anything about another.
 //!
 //! A sealed text is `sk1.<key id>.<base64url of nonce, ciphertext and tag>`: AES-256-GCM with a random
 //! nonce. The context is authenticated, not stored. The key id makes the difference between "somebody
@@ -97,7 +97,7 @@ pub enum SealError {
 /// What seals and reveals. Clones are the same keyring.
 #[derive(Clone)]
 pub struct Keyring {
-    /// Where a key that is not there yet is to be made.
+    /// Where a missing key is made.
     file: PathBuf,
     keys: Arc<Mutex<Option<Arc<Keys>>>>,
     /// Why none may be made.
@@ -208,7 +208,7 @@ impl Keyring {
         Ok(Zeroizing::new(plain.to_vec()))
     }
 
-    /// 32 bytes that follow from the key and the context, and tell nothing about either.
+    /// 32 bytes that follow from the key and the context, and reveal nothing about either.
     ///
     /// # Errors
     ///
@@ -266,7 +266,7 @@ fn exact(bytes: &[u8]) -> Option<Zeroizing<[u8; KEY]>> {
     bytes.try_into().ok().map(Zeroizing::new)
 }
 
-/// Reads a key file, which nobody but its owner may be able to read.
+/// Reads a key file, which only its owner may be able to read.
 fn read(path: &Path) -> Result<Zeroizing<[u8; KEY]>, BadKey> {
     let failed = |source| BadKey::Io { path: path.to_owned(), source };
     let bytes = Zeroizing::new(std::fs::read(path).map_err(failed)?);
@@ -283,7 +283,7 @@ fn make(path: &Path) -> Result<Zeroizing<[u8; KEY]>, BadKey> {
     let mut key = Zeroizing::new([0u8; KEY]);
     let mut write = || -> io::Result<()> {
         getrandom::fill(&mut *key).map_err(io::Error::other)?;
-        // Whole or not at all: half a key would be refused for ever.
+        // Whole or not at all: half a key would always be refused.
         let draft = path.with_extension("key.new");
         let _ = std::fs::remove_file(&draft);
         let mut open = std::fs::OpenOptions::new();

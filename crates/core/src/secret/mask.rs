@@ -5,11 +5,12 @@
 //! cut anywhere:
 //!
 //! - A tail that begins a value is held back until it is clear what it becomes, from [`HELD`] bytes on. A
-//!   shorter one is let go; where the stream stands is kept, so what follows is masked all the same.
+//!   shorter one is released; where the stream stands is kept, so what follows is masked all the
+//!   same.
 //! - Nothing overtakes. The order of both streams together is what output is numbered by; what comes after
 //!   a tail that is held, on whichever stream, waits behind it.
-//! - Nobody waits for long. When the caller says so ([`Masker::decide`]) what is held is let go: as it is
-//!   when it is at most half of a value, masked when it is more.
+//! - Readers do not wait for long. At the caller's request ([`Masker::decide`]) what is held is
+//!   released: as it is when it is at most half of a value, masked when it is more.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -36,7 +37,7 @@ pub struct Mask {
 
 #[derive(Clone, Copy, Default)]
 struct MatchedPrefix {
-    /// So many bytes of a form.
+    /// How many bytes of a form.
     bytes: usize,
     /// The shortest form that begins with them.
     form: usize,
@@ -108,7 +109,7 @@ pub enum MaskedStream {
 pub struct Masker {
     mask: Arc<Mask>,
     places: [StreamPosition; 2],
-    /// What was not let go, in the order it came.
+    /// What was not released, in the order it came.
     waiting: VecDeque<HeldPiece>,
 }
 
@@ -139,7 +140,7 @@ impl Masker {
         Self { places: [place(), place()], waiting: VecDeque::new(), mask }
     }
 
-    /// Takes note of what was printed and let go before.
+    /// Takes note of what was printed and released before.
     pub fn recall(&mut self, side: MaskedStream, bytes: &[u8]) {
         let place = &mut self.places[side as usize];
         for byte in bytes {
@@ -149,7 +150,7 @@ impl Masker {
         place.decided = place.at;
     }
 
-    /// Goes on with another mask.
+    /// Continues with another mask.
     pub fn renew(&mut self, mask: &Arc<Mask>) {
         if Arc::ptr_eq(mask, &self.mask) {
             return;
@@ -389,7 +390,7 @@ mod tests {
                 printed.push_str(&out(&mut masker));
                 rest = after;
             }
-            // A byte that no form goes on with, so that nothing is left to be decided.
+            // A byte that no form continues with, so that nothing is left to be decided.
             masker.push(MaskedStream::Out, b"\n");
             printed.push_str(&out(&mut masker));
             prop_assert_eq!(printed.len(), text.len() + 1);

@@ -4,8 +4,8 @@
 //!   private keys of sandboxes' authorities.
 //! - `mask` keeps values out of what commands print.
 //!
-//! Whoever asks to reveal something says what they take it for (its *context*). A sealed text that was
-//! moved to another place, or swapped for an older one, does not open there.
+//! A caller that reveals something says what it takes it for (its *context*). A sealed text that
+//! was moved to another place, or swapped for an older one, does not open there.
 
 mod keyring;
 mod mask;

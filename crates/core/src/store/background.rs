@@ -147,7 +147,7 @@ where
 pub enum Effort {
     /// All there is: somebody waits for it.
     Foreground,
-    /// What nobody else wants.
+    /// Work that yields to all other work.
     Background,
 }
 

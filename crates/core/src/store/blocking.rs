@@ -22,7 +22,7 @@ where
     let Ok(Ok(turn)) = tokio::time::timeout(PATIENCE, AT_ONCE.acquire()).await else {
         return Err(StoreError::Slow { waited: PATIENCE });
     };
-    // Held by the work itself: it goes on when whoever asked for it does not wait any more.
+    // Held by the work itself: it continues when its caller does not wait any more.
     let work = move || {
         let _turn = turn;
         work()

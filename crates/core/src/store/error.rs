@@ -17,8 +17,8 @@ pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
 
 /// Why the store could not do what it was asked.
 ///
-/// Messages name what failed and never repeat `source`: whoever reports the error prints the whole
-/// chain.
+/// Messages name what failed and never repeat `source`: the code that reports the error prints the
+/// whole chain.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -92,7 +92,7 @@ pub enum StoreError {
         /// How much it may be.
         limit: u64,
     },
-    /// Whoever asked for a patch does not take it.
+    /// The requester of a patch does not read it.
     #[error("the patch was not taken: {why}")]
     NotTaken {
         /// What was waited for.
@@ -178,7 +178,7 @@ pub enum StoreError {
         action: &'static str,
         /// What it was being done to.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

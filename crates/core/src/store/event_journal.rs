@@ -2,7 +2,7 @@
 //!
 //! `docs/formats/events.md` is the format and its rules. One task of the engine appends
 //! ([`EventWriter`]); any number of readers read ([`read_events`]). They share nothing but the files:
-//! a reader is told how far the journal is written, and reads no further.
+//! a reader gets the length that is written, and reads no further.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -515,7 +515,7 @@ mod tests {
         file.write_all(b"\n{\"id\":12,\"at\"").unwrap();
         drop(file);
         assert_eq!(ids(&read(dir.path(), 0)), [10]);
-        // Another daemon goes on in a segment of its own.
+        // Another daemon continues in a segment of its own.
         let mut next = EventWriter::new(dir.path().into());
         next.append(&[event(20)]).unwrap();
         let all = read(dir.path(), 0);

@@ -6,8 +6,8 @@
 //! Earlier versions named those after the path. A directory of theirs gets an identity that begins as that name did, so that
 //! machines which run while the daemon is upgraded are found.
 //!
-//! A copy has the identity of the original. Whoever uses the names outside tells one from the other, and gives the copy
-//! another one ([`Store::renew_identity`]).
+//! A copy has the identity of the original. An operator who needs to distinguish the names outside
+//! gives the copy another one ([`Store::renew_identity`]).
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

@@ -2,12 +2,12 @@
 //!
 //! The data directory (drawn in `docs/formats/data-directory.md`) holds two sorts of things:
 //! *manifests*, small JSON documents that are replaced whole ([`manifest`]), and *layers*,
-//! directories of file changes that are written by one session and then sealed for ever
-//! ([`layer`]). The database is an index over the manifests and can be deleted.
+//! directories of file changes that are written by one session and then sealed ([`layer`]). The
+//! database is an index over the manifests and can be deleted.
 //!
 //! What the store promises:
 //!
-//! - A manifest is there whole or not at all: written to a temporary name, synced, renamed, and its
+//! - A manifest exists whole or not at all: written to a temporary name, synced, renamed, and its
 //!   directory synced. A manifest from a newer version is refused and not touched; a damaged one is
 //!   an error that names the file, and is never deleted.
 //! - A layer with a `layer.json` never changes again. Its data was on stable storage before that
@@ -313,7 +313,7 @@ fn take_lock(path: &Path) -> Result<File> {
         Err(error) => return Err(io_error("lock", path)(error.into())),
     }
     let id = std::process::id().to_string();
-    // Written over what is there, which needs no room where there is none.
+    // Written over existing blocks, which needs no room where there is none.
     let written = file
         .rewind()
         .and_then(|()| file.write_all(id.as_bytes()))

@@ -1,10 +1,10 @@
 //! Syncs the filesystem, and remembers every sync that failed.
 //!
-//! The kernel tells of data that it could not write back once per open file, and then drops it: the
+//! The kernel reports data that it could not write back once per open file, and then drops it: the
 //! next sync succeeds, and the data is gone. So
 //!
-//! - All syncs go through one descriptor, one at a time ([`Store::sync_now`]). Whoever asks while one runs
-//!   waits for the next; its outcome is the outcome of all who waited for it.
+//! - All syncs go through one descriptor, one at a time ([`Store::sync_now`]). Callers that ask
+//!   while one runs wait for the next; its outcome is the outcome of all who waited for it.
 //! - A sync that fails leaves a *window*: from the beginning of the last sync that succeeded until now.
 //!   Whatever was written in it may be lost; what is older was synced, what is younger is not concerned. Windows
 //!   are kept in memory and in `sync-errors.json`.
@@ -162,8 +162,8 @@ impl Store {
         }
     }
 
-    /// The same, for who looks at what was in doubt afterwards: what was lost is lost by now, and what a second
-    /// sync brings to stable storage is there.
+    /// The same, for callers that look at what was in doubt afterwards: what was lost is lost by
+    /// now, and a second sync brings the rest to stable storage.
     pub(super) fn sync_now_or_again(&self) -> Result<()> {
         self.sync_now().or_else(|_| self.sync_now())
     }

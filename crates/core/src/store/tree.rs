@@ -202,7 +202,7 @@ impl Dir {
             .map_err(|error| self.failure("stat", name, error))
     }
 
-    /// What `name` is, if it is there; links are not followed.
+    /// What `name` is, if it exists; links are not followed.
     pub(super) fn stat_if_there(&self, name: &CStr) -> Result<Option<Statx>> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
         match rustix::fs::statx(self.fd(), name, flags, StatxFlags::BASIC_STATS) {
@@ -322,7 +322,7 @@ impl Dir {
             .map_err(|error| self.failure("create the whiteout", name, error))
     }
 
-    /// Removes a name that is not a directory's, if it is there.
+    /// Removes a name that is not a directory's, if it exists.
     pub(super) fn remove_name(&self, name: &CStr) -> Result<()> {
         match rustix::fs::unlinkat(self.fd(), name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),

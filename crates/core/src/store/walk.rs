@@ -78,7 +78,7 @@ fn add_up(sum: &mut [u8; 32], one: &[u8; 32]) {
     sum.iter_mut().zip(one).for_each(|(sum, one)| *sum ^= one);
 }
 
-/// Measures the tree under `root`, which nobody changes.
+/// Measures the tree under `root`, which must not change.
 pub(super) fn measure(root: &Path) -> Result<Measure> {
     Ok(measure_looking(root, false, None)?.0)
 }
@@ -150,7 +150,8 @@ pub(super) fn measure_looking(
     Ok((measure, look.map(JunkLook::finish).unwrap_or_default()))
 }
 
-/// Measures a tree name by name, for a walk that somebody else makes: a directory comes before what is in it.
+/// Measures a tree name by name, for a walk that its caller makes: a directory comes before what is
+/// in it.
 pub(super) struct Measuring<'r> {
     measure: Measure,
     /// Inodes with several names that were counted.

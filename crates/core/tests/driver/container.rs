@@ -117,7 +117,7 @@ async fn a_swapped_root_keeps_memory_and_frees_the_old_upper() {
     let mounts = inside.sh("cat /proc/self/mounts | wc -l").await.out;
     let mut current = machine.root.clone();
     for round in 0..5 {
-        // What a checkpoint does: the upper becomes a layer, a fresh upper goes on top.
+        // What a checkpoint does: the upper becomes a layer, and a fresh upper is put on top.
         let sealed = host.path().join("layers").join(format!("sealed-{round}"));
         let mut next = host.root(&format!("next-{round}"), &[]);
         // The agent stands on the old upper until the swap, so it is copied here, not moved.

@@ -1,4 +1,5 @@
-//! Project quotas: where the filesystem has them a write beyond a sandbox's limit fails, and whoever wrote goes on.
+//! Project quotas: where the filesystem has them a write beyond a sandbox's limit fails, and the
+//! process that wrote continues.
 //!
 //! Few kernels of machines that tests run on have them built in, so this runs under the kernel that machines of tests have.
 
@@ -99,7 +100,7 @@ async fn holds(data: &Path) {
     let sizes: Vec<u64> = df.split_whitespace().map(|size| size.parse().unwrap()).collect();
     assert_eq!(sizes, [50, 20], "{df}");
 
-    // A write beyond the limit fails; the command goes on.
+    // A write beyond the limit fails; the command continues.
     let ran = sh(&engine, "app", &write(200, "/work/f")).await;
     let (written, errno) = numbers(&ran.out);
     assert_eq!(ran.command.exit_code, Some(0), "{ran:?}");

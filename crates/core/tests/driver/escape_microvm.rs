@@ -1,5 +1,5 @@
-//! Attempts to get out of a machine of its own, by its root and by a hypervisor that was taken over. Each must fail, and cost
-//! nobody else anything.
+//! Attempts to get out of a machine of its own, by its root and by a hypervisor that was taken
+//! over. Each must fail, and affect no other sandbox.
 //!
 //! Machines are dear where they are emulated, so there are two for all attempts: one that tries, and a neighbour.
 
@@ -136,7 +136,8 @@ async fn there_is_no_way_out_of_a_machine() {
     bystander.undisturbed("somebody");
 }
 
-/// Every device has its size and no byte more; what is read-only is so whatever the guest's kernel is told.
+/// Every device has its size and no byte more; what is read-only stays so whatever the guest's
+/// kernel is asked.
 async fn beyond_its_disks(engine: &Engine) {
     const SCRIPT: &str = r#"
 opendir my $all, '/sys/block' or die $!;
@@ -198,7 +199,7 @@ async fn what_the_firmware_tells(engine: &Engine, house: &House) {
     assert!(!told.contains("opt/"), "nothing was put there for guests");
     let host = house.path().to_string_lossy().into_owned();
     assert!(!told.contains(&host), "no path of the host's is told");
-    // Nor elsewhere, where a guest is told what it is made of.
+    // Nor elsewhere, where a guest finds what it is made of.
     let all = ok(
         engine,
         "m",
@@ -209,7 +210,7 @@ async fn what_the_firmware_tells(engine: &Engine, house: &House) {
     assert!(!all.contains(&host) && !all.contains("sandkeep-test"), "{all}");
 }
 
-/// Every way to somebody else that a root with a raw socket has.
+/// Every way to another sandbox that a root with a raw socket has.
 const FRAMES: &str = r#"
 sub inet_aton { pack 'C4', split /\./, $_[0] }
 sub at { my ($port, $host) = @_; pack 'S n a4 x8', 2, $port, inet_aton($host) }
@@ -260,7 +261,7 @@ print "open ", dial('100.97.0.1', $open), "\n";
 async fn over_the_network(engine: &Engine, bystander: &Bystander) {
     let (tcp, udp) = bystander.ports();
     let open = bystander.open.local_addr().unwrap().port();
-    // The neighbour listens, and keeps what it hears.
+    // The neighbour listens, and keeps what it receives.
     let listen = format!(
         "echo mine > /root/file; perl -e 'socket(S, 2, 2, 0); bind(S, pack(\"S n a4 x8\", 2, {udp}, \"\\0\" x 4)) or die; \
          open F, \">>\", \"/root/heard\"; print F \"\"; close F; while (1) {{ recv(S, $b, 2000, 0); open F, \">>\", \"/root/heard\"; print F $b; close F }}' \
@@ -416,8 +417,8 @@ fn confined(pid: u32) {
     }
 }
 
-/// The agent's own port, in the hands of the guest's root: what it says there is heard as this machine's and nobody else's, and
-/// when it is done the machine is reached as before.
+/// The agent's own port, in the hands of the guest's root: what it sends there is taken as this
+/// machine's alone, and when it is done the machine is reached as before.
 async fn over_the_link(engine: &Engine) {
     const SCRIPT: &str = r#"
 my $port;

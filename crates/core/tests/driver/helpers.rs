@@ -170,8 +170,8 @@ fn inherited(process: &Path) -> BTreeSet<String> {
     pairs.filter(|pair| ours(pair)).map(|pair| name(&pair)).collect()
 }
 
-/// Looks, until it is told to end, at every process that descends from this one or has an id of the house's.
-/// `made_disk` is set once the shortest of them, which makes an empty disk, was seen.
+/// Looks, until it is stopped, at every process that descends from this one or has an id of the
+/// house's. `made_disk` is set once the shortest of them, which makes an empty disk, was seen.
 fn watch(
     agent: PathBuf,
     ids: std::ops::Range<u32>,

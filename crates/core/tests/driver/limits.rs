@@ -31,7 +31,8 @@ async fn limited(test: &str, memory: u64) -> Option<Limited> {
     Some(Limited { inside, machine, driver, host })
 }
 
-/// Queues as much as the kernel takes in 150 sockets that nobody reads from, then counts what is really there.
+/// Queues as much as the kernel takes in 150 sockets without a reader, then counts what really
+/// arrived.
 const TCP: &str = r#"
     my ($sum, $l, $c, $s, @kept) = (0);
     my $address = pack('S n a4 x8', 2, 7000, "\x7f\0\0\1");

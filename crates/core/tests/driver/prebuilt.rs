@@ -52,7 +52,7 @@ async fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Starts one machine and waits until so many cages wait for the next.
+/// Starts one machine and waits until `most` cages are ready for the next.
 async fn stocked(host: &ContainerHost, name: &str, most: usize) -> ContainerDriver {
     let driver = host.driver().with_prebuilt(most);
     let machine = host.machine(name);
@@ -77,7 +77,7 @@ async fn a_driver_that_begins_cages_ahead_keeps_the_contract() {
     driver_contract(driver, |name| host.machine(name), broken, volume).await;
 }
 
-/// What can be told of a process from outside, without what differs from one to the next.
+/// What can be seen of a process from outside, without what differs from one to the next.
 fn portrait(pid: i32) -> Vec<(String, String)> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
     let mut seen = Vec::new();

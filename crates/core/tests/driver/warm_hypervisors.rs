@@ -153,7 +153,7 @@ async fn a_machine_takes_over_a_hypervisor_that_waits() {
         assert!(driver.usage(&machine.key).await.unwrap().cpu > Duration::ZERO, "it is counted");
     }
     assert_eq!(uids.len(), 2);
-    // It is captured as any other, by whoever finds it.
+    // It is captured as any other, by the daemon that finds it.
     let next = host.driver();
     let found = next.survivors().await.unwrap();
     assert_eq!(found.len(), 3, "{found:?}");

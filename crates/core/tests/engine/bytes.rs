@@ -22,7 +22,7 @@ async fn digest(engine: &Engine, sandbox: &str) -> String {
     ran.out
 }
 
-/// Tells which lines differ, not both lists whole.
+/// Prints which lines differ, not both lists whole.
 fn same(now: &str, expected: &str, when: &str) {
     let only = |these: &str, those: &str| -> Vec<String> {
         these
@@ -123,7 +123,7 @@ async fn a_sandbox_cannot_fill_the_disk() {
     let many = sh(&engine, "greedy", "i=0; while [ $i -lt 400 ]; do dd if=/dev/zero of=/work/f$i bs=1M count=10 2>/dev/null; i=$((i+1)); sleep 0.02; done; echo done").await;
     assert_ne!(many.command.exit_code, Some(0));
     assert_eq!(many.out, "");
-    // What it wrote is there, and can be cleaned up.
+    // What it wrote exists, and can be cleaned up.
     let cleaned = sh(&engine, "greedy", "rm -f /work/f* /work/one; echo clean").await;
     assert_eq!(cleaned.out, "clean\n", "{cleaned:?}");
     engine.stop(&project(), &name("greedy"), Stop::default(), None).await.unwrap();

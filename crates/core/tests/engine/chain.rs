@@ -70,7 +70,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Takes so many checkpoints, and resumes each tenth.
+/// Takes `count` checkpoints, and resumes each tenth.
 async fn checkpoints(engine: &Engine, count: usize, what: &str) {
     let mut times = Vec::new();
     let mut longest = 0;
@@ -114,7 +114,7 @@ async fn every_checkpoint_of_an_idle_session_can_be_started() {
     engine.create(&project(), app(), None).await.unwrap();
     let count = count(240);
     checkpoints(&engine, count, "idle").await;
-    // The session itself goes on, across a restart and a stop.
+    // The session itself continues, across a restart and a stop.
     let engine = house.reopen(engine).await;
     step(&engine, count).await;
     let stopped = engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
@@ -123,7 +123,8 @@ async fn every_checkpoint_of_an_idle_session_can_be_started() {
     engine.shutdown().await;
 }
 
-/// A snapshot that is taken while layers of the one before are merged is merged afterwards: nobody need come by again.
+/// A snapshot that is taken while layers of the one before are merged is merged afterwards, without
+/// another request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chain_that_grew_during_a_merge_is_merged_too() {
     let mut house = house!();
@@ -132,7 +133,7 @@ async fn a_chain_that_grew_during_a_merge_is_merged_too() {
     engine.create(&project(), app(), None).await.unwrap();
     let stop = async || engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
     for n in 0..5 {
-        // So many names that their merge is slowed down.
+        // Enough names that their merge is slowed down.
         let line = format!("mkdir /work/{n}; cd /work/{n}; for i in $(seq 3000); do : > $i; done");
         ok(&engine, "app", &line).await;
         stop().await;
@@ -224,7 +225,7 @@ async fn a_daemon_that_dies_over_a_merge_loses_no_checkpoint() {
         for old in all.iter().step_by(7) {
             resume_any(&engine, &old.item.id, point).await;
         }
-        // Taken again: what a file says is what the next ones go on from.
+        // Taken again: the next ones continue from what a file says.
         from += 1;
         step(&engine, from).await;
         engine.checkpoint(&project(), &name("app"), Checkpoint::default()).await.unwrap();
@@ -271,7 +272,7 @@ async fn a_chain_longer_than_the_kernel_can_stack_starts() {
     }
 }
 
-/// Adds so many layers to a snapshot, as a snapshot of its own.
+/// Adds a number of layers to a snapshot, as a snapshot of its own.
 async fn lengthen(
     house: &sandkeep_testkit::house::House,
     of: &Snapshot,

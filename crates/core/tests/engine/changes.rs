@@ -282,7 +282,7 @@ async fn a_checkpoint_right_after_a_command_does_not_hide_what_it_changed() {
     let house = house!();
     let engine = house.open().await;
     engine.create(&project(), small("app"), None).await.unwrap();
-    // A look at so many takes a while, and so does the rest after it.
+    // A look at that many takes a while, and so does the rest after it.
     let many = "mkdir -p /work/many; cd /work/many; for i in $(seq 20000); do : > f$i; done";
     sh(&engine, "app", many).await;
     let command = sh(&engine, "app", "echo 1 > /work/one").await.command;

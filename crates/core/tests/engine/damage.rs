@@ -314,7 +314,7 @@ async fn a_layer_that_changed_is_found_and_nothing_starts_on_it() {
     assert!(engine.scrub_now().await.unwrap().is_empty());
     assert_eq!(ok(&engine, "app", "cat /work/other").await, "second\n");
     stop(&engine, "app").await;
-    // Before there is a digest, what the seal saw tells.
+    // Before there is a digest, the record of the seal decides.
     house.close(engine).await;
     house.settings.scrub.digest_rate = 0;
     let engine = house.open().await;

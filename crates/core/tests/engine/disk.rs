@@ -79,7 +79,7 @@ async fn who_cleans_up_at_once_is_not_ended() {
     for round in 0..3 {
         let ran = sh(&engine, "app", &format!("exec perl -e '{files}'")).await;
         assert_eq!((ran.command.exit_code, ran.out.as_str()), (Some(137), ""), "{ran:?}");
-        // Told as what a file costs of the limit: more than that.
+        // Reported as what a file costs of the limit: more than that.
         assert!(ran.command.peak > ran.command.limit, "{:?}", ran.command);
         let ran = sh(&engine, "app", "rm -rf /work/d*; echo $?").await;
         assert_eq!(ran.out, "0\n", "{round}: {ran:?}");
@@ -96,7 +96,7 @@ async fn only_those_who_write_are_ended() {
     assert_eq!((ran.command.exit_code, ran.out.as_str()), (Some(137), ""), "{ran:?}");
     let command = engine.command(&project(), &name("app"), &quiet).await.unwrap();
     assert_eq!(command.state, CommandState::Running, "it wrote nothing");
-    // What was written is there to be cleaned up.
+    // What was written exists and can be cleaned up.
     ok(&engine, "app", "test -e /work/f1 && rm /work/f*").await;
 }
 

@@ -91,7 +91,7 @@ async fn what_is_written_to_a_drive_outlives_the_sandbox() {
     engine.create(&project(), bare, None).await.unwrap();
     assert_eq!(sh(&engine, "bare", "ls /data; cat /work/own").await.out, "own\n");
 
-    // It is there again when the same sandbox wakes, and gone with it to another one.
+    // It exists again when the same sandbox wakes, and is gone with it to another one.
     assert_eq!(sh(&engine, "one", "cat /data/file").await.out, "first\nsecond\n");
     engine.delete(&project(), &name("one"), Delete::default(), None).await.unwrap();
     let ephemeral = Create {
@@ -140,7 +140,7 @@ async fn one_writes_and_many_read() {
     let tried = sh(&engine, "reader", "cat /data/file; echo x > /data/file").await;
     assert_eq!(tried.out, "one\n");
     assert!(tried.err.contains("Read-only"), "{tried:?}");
-    // Waking it waits for nobody, but a sandbox that wants to write has to wait.
+    // Waking it waits for nothing, but a sandbox that wants to write has to wait.
     let refused = engine.start(&project(), &name("writer"), None).await.map(drop).unwrap_err();
     assert!(matches!(refused, Error::DriveAttached { .. }), "{refused}");
     let writer = engine.get(&project(), &name("writer")).await.unwrap().sandbox;
@@ -282,7 +282,7 @@ async fn what_was_written_is_kept_however_the_session_ends() {
     run(&engine, "other", &[("/data", "data", RW)]).await;
     assert_eq!(sh(&engine, "other", "cat /data/log; echo 3 >> /data/log").await.out, "1\n2\n");
 
-    // The machine dies while no daemon is there: a reboot.
+    // The machine dies while no daemon runs: a reboot.
     let id = engine.get(&project(), &name("other")).await.unwrap().sandbox.id;
     engine.shutdown().await;
     drop(engine);

@@ -12,7 +12,8 @@ use sandkeep_testkit::house::{House, detached, machine, name, ok, printed, proje
 /// Takes memory until it is killed.
 const HOG: &str = "my @all; push @all, 'x' x 1_000_000 while 1;";
 
-/// Runs a command and returns its record as its stream, `wait` and the record tell it, which must agree.
+/// Runs a command and returns its record from its stream, from `wait` and from the record, which
+/// must agree.
 async fn ran(engine: &Engine, sandbox: &str, exec: Exec) -> Command {
     let mut started =
         engine.exec(&project(), &name(sandbox), exec).await.expect("the command starts");
@@ -28,7 +29,7 @@ async fn ran(engine: &Engine, sandbox: &str, exec: Exec) -> Command {
     told
 }
 
-/// The record without what the command changed, which is found out after its end is told.
+/// The record without what the command changed, which is found out after its end is reported.
 fn how_it_ended(command: Command) -> Command {
     Command { changes: None, ..command }
 }

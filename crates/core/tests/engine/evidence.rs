@@ -1,4 +1,5 @@
-//! Garbage collection when manifests are missing or damaged: nothing goes, it is reported, and it goes on when they are back.
+//! Garbage collection when manifests are missing or damaged: nothing is removed, it is reported,
+//! and it continues when they are back.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -80,7 +81,7 @@ async fn survives(house: &House, take: &Path, subject: &str) {
     let (layers, snapshots) = (names(house, "layers"), names(house, "snapshots"));
     let aside = house.path().join("taken-away");
     fs::rename(take, &aside).unwrap();
-    // A layer that really is unreferenced: it stays too, since nobody knows.
+    // A layer that really is unreferenced: it stays too, since that is not known.
     let engine = house.open().await;
     until(&format!("{subject} is reported"), || reports(&engine, subject) && stopped(&engine))
         .await;

@@ -179,7 +179,7 @@ async fn an_origin_becomes_what_its_fork_is_and_can_go_back() {
     let outcome = tried.outcome.expect("its fate is on record");
     assert_eq!((outcome.how, outcome.into.as_str()), (BroughtBack::Promoted, "app"));
     assert_eq!(outcome.generation, before.generation + 1);
-    // Once more, after a restart: it is there already.
+    // Once more, after a restart: it exists already.
     stop(&engine, "app").await;
     stop(&engine, "try").await;
     let engine = house.reopen(engine).await;
@@ -190,7 +190,7 @@ async fn an_origin_becomes_what_its_fork_is_and_can_go_back() {
     ok(&engine, "try", "echo newer > /srv/file").await;
     let newer = promote(&engine, "try").await.unwrap();
     assert_eq!(cat(&engine, "app", "/srv/file").await, "newer\n");
-    // What it had is there for a rollback.
+    // What it had exists for a rollback.
     let back = promoted.before.unwrap().id;
     engine.rollback(&project(), &name("app"), &back, None).await.unwrap();
     assert_eq!(cat(&engine, "app", "/srv/file").await, "old\n");
@@ -265,7 +265,7 @@ async fn changes_of_both_sides_are_merged_or_nothing_is() {
     let nothing = merge(&engine, "try", MergeRequest::default()).await.unwrap();
     assert!(nothing.snapshot.is_none(), "there is nothing left to merge");
 
-    // A conflict: nothing is changed, and a session that runs goes on.
+    // A conflict: nothing is changed, and a running session continues.
     ok(&engine, "try", "echo theirs > /srv/file; echo fine > /srv/fine").await;
     ok(&engine, "app", "echo ours > /srv/file").await;
     let session = get(&engine, "app").await.session;
@@ -339,7 +339,7 @@ async fn what_has_no_common_past_is_not_merged() {
     assert_eq!(ok(&engine, "try-b", "ls /srv").await, "file\nlines\ntry-a\ntry-b\n");
     let later = ok(&engine, "try-a", "echo more > /srv/more").await;
     assert_eq!(later, "");
-    // By force the common past goes, and that is said.
+    // By force the common past goes, and that is reported.
     let merged = get(&engine, "try-a").await.merged[0].snapshot.clone();
     engine.delete_snapshot(&project(), &merged, true).await.unwrap();
     assert_eq!(code(merge(&engine, "try-a", into("try-b")).await), "ancestor_deleted");

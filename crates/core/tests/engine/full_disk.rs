@@ -36,7 +36,7 @@ impl Disk {
         Ok(Self { point, _dir: dir })
     }
 
-    /// Takes up all room.
+    /// Takes all space.
     fn fill(&self) -> PathBuf {
         let path = self.point.join("ballast");
         let mut file = fs::File::create(&path).unwrap();
@@ -74,7 +74,7 @@ async fn a_full_disk_costs_nothing_that_was_acknowledged() {
     sh(&engine, "app", "echo good > /work/file").await;
     engine.stop(&project(), &app, Stop::default(), None).await.unwrap();
 
-    // Full while it runs: the command is told, the sandbox lives.
+    // Full while it runs: the command gets an error, the sandbox lives.
     sh(&engine, "app", "echo better > /work/file").await;
     let ran = sh(&engine, "app", "dd if=/dev/zero of=/work/fill bs=1M").await;
     assert_ne!(ran.command.exit_code, Some(0));
@@ -116,7 +116,7 @@ async fn a_full_disk_costs_nothing_that_was_acknowledged() {
 }
 
 impl Disk {
-    /// Takes up all room but so many blocks.
+    /// Takes all space but a number of blocks.
     fn fill_but(&self, blocks: usize) -> PathBuf {
         let spare: Vec<PathBuf> =
             (0..blocks).map(|n| self.point.join(format!("spare-{n}"))).collect();
@@ -133,7 +133,7 @@ impl Disk {
     }
 }
 
-/// Takes up all room of a file's filesystem, at once.
+/// Takes all space of a file's filesystem, at once.
 fn take_all(file: &fs::File) {
     let (mut at, mut size) = (0, 256 << 20);
     while size >= 1024 {

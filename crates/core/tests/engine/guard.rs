@@ -1,5 +1,5 @@
-//! What a session wrote is looked at before it is sealed, on the real driver: what is refused, what goes
-//! on, and what a decision does.
+//! What a session wrote is searched before it is sealed, on the real driver: what is refused, what
+//! continues, and what a decision does.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -92,7 +92,7 @@ async fn a_stop_is_refused_and_the_session_goes_on() {
     assert_eq!((&*found[0].path, found[0].secret.as_deref()), ("/work/.env", Some("TOKEN")));
     assert_eq!(found[0].offset, Some(4));
     assert_eq!(found[0].commands[0].because, Because::GivenAndRunning, "{found:?}");
-    // Nobody noticed inside, and nothing else seals it either.
+    // No process inside noticed it, and nothing else seals it either.
     let alive = sh(&engine, "app", "cat /work/other; kill -0 $(cat /tmp/pid) && echo alive").await;
     assert_eq!(alive.out, "clean\nalive\n");
     let checkpoint = engine.checkpoint(&project(), &name("app"), Checkpoint::default()).await;

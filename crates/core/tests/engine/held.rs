@@ -1,4 +1,5 @@
-//! What waits for an approval in real sandboxes: connections that are held, containers that stand still, machines that are paused.
+//! What waits for an approval in real sandboxes: connections that are held, containers that are
+//! frozen, machines that are paused.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -105,7 +106,7 @@ async fn the_first_contact_with_a_host_waits_and_is_remembered() {
     let mut create = small("app");
     create.patch.approvals = Some(Some(policy()));
     engine.create(&project(), create, None).await.expect("a sandbox");
-    // It ticks all the while, so that a test sees whether it stands still.
+    // It ticks all the while, so that a test sees whether it is suspended.
     let line = format!("(while :; do echo tick; sleep 1; done) & {}; kill %1", get("a.test", port));
     let held = detached(&engine, "app", &["bash", "-c", &line]).await;
     let asked = pending(&engine).await;
@@ -118,7 +119,7 @@ async fn the_first_contact_with_a_host_waits_and_is_remembered() {
         (said(&engine, "app", &held).await.len() == before).then_some(())
     })
     .await;
-    // Any call has it go on, and is answered.
+    // Any call resumes it, and is answered.
     assert_eq!(ok(&engine, "app", "echo here").await, "here\n");
     assert_eq!(came.load(std::sync::atomic::Ordering::SeqCst), 0, "the server heard of it");
     answer(&engine, &asked, ApprovalAnswer::Approve).await;
@@ -134,7 +135,7 @@ async fn the_first_contact_with_a_host_waits_and_is_remembered() {
     assert!(sh(&engine, "app", &bash("a.test")).await.out.contains("welcome"));
     let all = engine.approvals(&project(), &ApprovalFilter::default(), &Page::all());
     assert_eq!(all.expect("a list").items.len(), 1);
-    // Another host is another question. A program that speaks HTTP is told why not.
+    // Another host is another question. A program that speaks HTTP gets the reason.
     let (denied, ()) = tokio::join!(async { sh(&engine, "app", &bash("b.test")).await }, async {
         let asked = pending(&engine).await;
         answer(&engine, &asked, ApprovalAnswer::Deny).await;
@@ -145,7 +146,7 @@ async fn the_first_contact_with_a_host_waits_and_is_remembered() {
     let listed = listed.expect("the journal").items;
     let refused = listed.iter().find(|line| line.name.as_deref() == Some("b.test"));
     assert!(refused.is_some_and(|line| line.rule.contains("denied: seen")), "{listed:?}");
-    // A name that was denied does not exist any more; nobody is asked again.
+    // A name that was denied does not exist any more; there is no new question.
     assert!(!sh(&engine, "app", &bash("b.test")).await.out.contains("welcome"));
     let all = engine.approvals(&project(), &ApprovalFilter::default(), &Page::all());
     assert_eq!(all.expect("a list").items.len(), 2);

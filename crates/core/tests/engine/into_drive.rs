@@ -106,7 +106,7 @@ async fn chosen_files_get_into_a_drive() {
     assert_eq!(drive(&engine, "wheels").await.generation, 3);
     let done = put(&engine, "try", wish("wheels", &["/srv/out"])).await.unwrap();
     assert_eq!((done.outcome.counts.added, done.outcome.counts.removed), (1, 1));
-    // A session that only reads it keeps what it began with, and is in nobody's way.
+    // A session that only reads it keeps what it began with, and blocks nothing.
     reader(&engine, "watcher", "wheels", MountMode::Snapshot).await;
     assert_eq!(ok(&engine, "watcher", "ls /d/srv/out").await, "a.whl\nb.whl\nlog\n");
     ok(&engine, "try", "echo newer > /srv/out/a.whl").await;
@@ -133,7 +133,7 @@ async fn what_must_not_get_into_a_drive_is_refused_and_changes_nothing() {
     };
     assert_eq!(refusal(&engine, "try", expect(1)).await, "generation_mismatch");
     assert_eq!(put(&engine, "try", expect(0)).await.unwrap().drive.generation, 1);
-    // Whoever was not told asks again.
+    // A caller that got no answer asks again.
     assert_eq!(put(&engine, "try", expect(0)).await.unwrap().drive.generation, 1);
     ok(&engine, "try", "echo other > /srv/out/a.whl").await;
     assert_eq!(refusal(&engine, "try", expect(0)).await, "generation_mismatch");

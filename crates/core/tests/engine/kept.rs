@@ -28,7 +28,7 @@ async fn those_that_ended_first_go_first_and_what_runs_stays() {
     for number in 0..30 {
         assert_eq!(ok(&engine, "app", &format!("echo {number}")).await, format!("{number}\n"));
     }
-    // The caller hears before old ones are removed.
+    // The caller gets the answer before old ones are removed.
     let left = until("old commands are removed", async || {
         let left = ids(&engine).await;
         (left.len() <= 11).then_some(left)
@@ -76,7 +76,7 @@ async fn logs_take_so_much_and_no_more() {
     }
     let within = until("logs are within bounds", async || {
         let kept = kept(&engine).await;
-        // The last of them is counted a moment after its caller heard of its end.
+        // The last of them is counted a moment after its caller got its end.
         (kept.bytes <= 4 << 20 && kept.count <= 4).then_some(kept)
     })
     .await;
@@ -92,7 +92,7 @@ async fn logs_take_so_much_and_no_more() {
     let mut log = engine.logs(&project(), &name("app"), &left[0], false).await.expect("a log");
     ok(&engine, "app", "true").await;
     until("it goes", async || (!ids(&engine).await.contains(&left[0])).then_some(())).await;
-    // Whoever was reading hears of the gap, and of the end.
+    // A reader gets a note of the gap, and the end.
     let mut last = None;
     while let Some(event) = log.next().await {
         last = Some(event);

@@ -222,7 +222,7 @@ async fn a_daemon_that_is_gone_leaves_sandboxes_running_and_the_next_adopts_them
     assert_eq!(sh(&engine, "app", "cat /work/done").await.command.session, command.session);
 }
 
-/// The old engine's tasks let go of the data directory's lock a moment after it is dropped.
+/// The old engine's tasks release the data directory's lock a moment after it is dropped.
 #[tokio::test(flavor = "multi_thread")]
 async fn hooks_run_and_what_they_did_is_told() {
     let house = house!();
@@ -396,7 +396,8 @@ async fn sandboxes_are_found_by_all_their_tags_at_once() {
     assert_eq!((rest.items.len(), rest.next), (1, None));
 }
 
-/// In tests a seal that takes what was measured ahead visits every name all the same, and panics if that is not what is there.
+/// In tests a seal that takes what was measured ahead visits every name all the same, and panics if
+/// that is not what exists.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_after_an_idle_time_is_sealed_too() {
     let house = house!();

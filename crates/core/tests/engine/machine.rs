@@ -185,7 +185,7 @@ async fn packages(machine: &Machine) {
 
 async fn our_sudo_is_not_fooled(machine: &Machine) {
     let as_alice = |line: &str| format!("sudo -u alice -- bash -c '{line}'");
-    // Whoever is not named gets nowhere, whatever is put into arguments, names and environment.
+    // A user who is not named gets nowhere, whatever is put into arguments, names and environment.
     for line in [
         "sudo id",
         "exec -a keep-agent /usr/bin/sudo serve /tmp/s",

@@ -16,7 +16,7 @@ use crate::disk::Disk;
 const RESERVE: u64 = 300 << 20;
 /// How much there is to write, in mebibytes.
 const PIECES: usize = 160;
-/// Writes pieces of a mebibyte, and tells of each that is on the disk.
+/// Writes pieces of a mebibyte, and prints each that is on the disk.
 const WRITER: &str = r#"$| = 1;
 for my $n (1..160) {
     open(my $f, '>', "/root/piece-$n") or die "open: $!";
@@ -31,7 +31,7 @@ async fn is_held(engine: &Engine, sandbox: &str) -> bool {
     why.notices.iter().any(|notice| notice.contains("is held back since"))
 }
 
-/// How many pieces were told to be on the disk.
+/// How many pieces were reported to be on the disk.
 async fn pieces(engine: &Engine, command: &CommandId) -> usize {
     let text = String::from_utf8_lossy(&printed(engine, "m", command).await).into_owned();
     let numbers: Vec<usize> = text.lines().map(|line| line.parse().expect(line)).collect();
@@ -39,7 +39,7 @@ async fn pieces(engine: &Engine, command: &CommandId) -> usize {
     numbers.len()
 }
 
-/// Takes up all but so much.
+/// Takes all space but `left` bytes.
 fn fill_but(disk: &Disk, left: u64) -> std::path::PathBuf {
     let path = disk.point.join("ballast");
     let file = File::create(&path).expect("a file");

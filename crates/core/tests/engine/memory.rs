@@ -16,7 +16,7 @@ use sandkeep_testkit::house::{
     House, detached, machine, name, of, ok, printed, project, sh, small, until,
 };
 
-/// Counts in memory alone, tells every number, and answers with it on a port.
+/// Counts in memory alone, prints every number, and answers with it on a port.
 const COUNTER: &str = r#"
 $| = 1;
 socket(my $server, 2, 1, 0) or die "socket: $!";
@@ -58,7 +58,7 @@ async fn count(engine: &Engine, sandbox: &str) -> u64 {
     String::from_utf8_lossy(&text).trim().parse().expect("a number")
 }
 
-/// All numbers a counter told so far.
+/// All numbers a counter printed so far.
 async fn told(engine: &Engine, sandbox: &str, command: &CommandId) -> Vec<u64> {
     let text = printed(engine, sandbox, command).await;
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -143,7 +143,7 @@ async fn what_counts_in_memory_goes_on_over_pauses_daemons_and_forks() {
     random.sort();
     random.dedup();
     assert_eq!((boots.len(), random.len()), (3, 3), "{boots:?} {random:?}");
-    // They diverge: one is told to end, the others count on.
+    // They diverge: one is asked to end, the others count on.
     engine.stop(&project(), &name("try-1"), Stop::default(), None).await.expect("it stops");
     assert_eq!(ok(&engine, "m", "cat /root/file").await, "kept\n");
     assert_eq!(ok(&engine, "try-1", "cat /root/file").await, "try-1\n");
@@ -224,7 +224,7 @@ async fn files_survive_a_machine_that_is_killed_and_move_between_drivers() {
     let shape = "cd /work/tree && find . -type d -printf 'd %p %m %U %G %T@\\n' -o -printf '%y %p %m %U %G %n %s %l %T@\\n' | sort && getfattr -d a && sha256sum a b c && test ! -e /home/user";
     let seen = ok(&engine, "m", shape).await;
 
-    // Killed under a daemon that is there.
+    // Killed under a running daemon.
     house.kill_machines().await;
     let recovered = until("a recovered snapshot", async || {
         let now = get(&engine, "m").await.sandbox;
@@ -350,7 +350,7 @@ async fn a_machine_that_is_paused_often_keeps_a_short_chain() {
     assert_eq!(ok(&engine, "f", "cd /root; sha256sum f? log").await, sums);
     no_gaps(&told(&engine, "m", &counter).await);
 
-    // Without its memory the disks alone are booted on: all of them are there.
+    // Without its memory the disks alone are booted on: all of them exist.
     engine.pause(&project(), &name("m"), None).await.expect("it pauses");
     until("a short chain", async || (chain(&engine, "m").await.len() <= 5).then_some(())).await;
     let top = house.data().join("memory").join(&chain(&engine, "m").await[0]);

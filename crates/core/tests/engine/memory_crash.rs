@@ -1,5 +1,5 @@
-//! The daemon dies in the middle of a capture, a pause, a resume or an export of a real machine, and the next one goes on as
-//! if it had not begun, or had ended.
+//! The daemon dies in the middle of a capture, a pause, a resume or an export of a real machine,
+//! and the next one continues as if it had not begun, or had ended.
 //!
 //! Each place is tried in a process of its own, as in `crash.rs`.
 
@@ -121,8 +121,9 @@ async fn a_stop_that_breaks_off_between_root_and_drive_keeps_both() {
     assert_eq!(sh(&engine, "reader", "cat /data/file").await.out, "last\n");
 }
 
-/// A start broke off, and the daemon that comes back cannot undo it: its driver is missing. The memory that the sandbox was paused
-/// with is still what the next daemon goes on from, whatever was asked of the one in between.
+/// A start broke off, and the daemon that comes back cannot undo it: its driver is missing. The
+/// next daemon still resumes the memory that the sandbox was paused with, whatever requests the one
+/// in between got.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_cannot_be_undone_yet_is_undone_later() {
     let house = match House::new().and_then(House::with_machines) {

@@ -61,7 +61,7 @@ async fn a_machine_that_misbehaves_harms_itself_alone() {
         "kept\n"
     );
 
-    // What a process was given is in its memory: that is not kept, and the machine goes on.
+    // What a process was given is in its memory: that is not kept, and the machine continues.
     let into = InjectInto::Env("TOKEN".to_owned());
     let inject = vec![Inject { secret: "TOKEN".parse().unwrap(), into }];
     detached(&engine, &["sh", "-c", "while :; do sleep 1; done"], inject).await;

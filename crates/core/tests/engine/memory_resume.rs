@@ -1,4 +1,5 @@
-//! What goes on where memory does: services over pauses and forks, and snapshots that are gone back to by name.
+//! What resumes with memory: services over pauses and forks, and snapshots that are gone back to by
+//! name.
 
 use sandkeep_core::db::Page;
 use sandkeep_core::engine::{Engine, Fork, ServiceState, ServiceStatus, WakeMode};
@@ -11,7 +12,7 @@ use sandkeep_testkit::house::{
     House, detached, labelled, machine, name, of, ok, printed, project, until,
 };
 
-/// Counts in memory alone, tells every number, and answers with it and its process id on a port.
+/// Counts in memory alone, prints every number, and answers with it and its process id on a port.
 const COUNTER: &str = r#"
 $| = 1;
 socket(my $server, 2, 1, 0) or die "socket: $!";
@@ -134,7 +135,7 @@ async fn a_service_is_the_same_process_after_a_pause() {
     engine.delete(&project(), &name("m"), Default::default(), None).await.expect("it goes");
 }
 
-/// The numbers a counter has told, on whatever record.
+/// The numbers a counter has printed, on whatever record.
 async fn told(engine: &Engine, sandbox: &str, command: &Command) -> Vec<u64> {
     let text = printed(engine, sandbox, &command.id).await;
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -182,7 +183,7 @@ async fn memory_is_gone_back_to_by_name() {
     assert!(why.reason.contains("rolled back"), "{why:?}");
     let record = engine.command(&project(), &name("m"), &first).await.expect("a record");
     assert_ne!(record.state, CommandState::Running, "it ended with its session");
-    // What it goes back to is memory: the process goes on from there.
+    // What it goes back to is memory: the process resumes from there.
     assert_eq!(ok(&engine, "m", STATE).await, "one\none\n");
     assert_eq!(counter(&engine, "m").await.1, pid);
     let all = commands(&engine, "m").await;

@@ -1,5 +1,5 @@
-//! A database that is written to as fast as it can be, forked live: every fork goes on writing by itself and is consistent, and so
-//! is what a fork finds that has nothing but the disk.
+//! A database that is written to as fast as it can be, forked live: every fork keeps writing on its
+//! own and is consistent, and so is what a fork finds that has nothing but the disk.
 //!
 //! The database is SQLite as people have it, once with a write-ahead log and once with a rollback journal. What is in it can be
 //! checked: every transaction adds an entry that is chained to the one before by its digest, changes an older one, and keeps
@@ -48,7 +48,8 @@ fn house(test: &str) -> Option<House> {
     house.map_err(|why| skipped(test, &why)).ok()
 }
 
-/// What to run to ask a database, patiently: somebody else writes to it all the time.
+/// The command that queries a database, with a long wait for locks: another process writes to it
+/// all the time.
 fn sqlite(journal: &str) -> String {
     format!("sqlite3 -bail -cmd '.timeout 60000' /work/{journal}.db")
 }
@@ -77,7 +78,7 @@ fn acknowledged(printed: &[u8]) -> u64 {
     whole.lines().last().map_or(0, |line| line.parse().expect("a number to a line"))
 }
 
-/// Waits until a writer has done so many more than it has.
+/// Waits until a writer has done `more` more than it has.
 async fn writes(engine: &Engine, sandbox: &str, writer: &CommandId, more: u64) {
     let before = acknowledged(&printed(engine, sandbox, writer).await);
     until("a writer that writes", async || {
@@ -107,7 +108,7 @@ async fn at_capture(engine: &Engine, snapshot: &Snapshot, writers: &[CommandId])
     all
 }
 
-/// Sees that a fork's writers go on by themselves, in databases of its own.
+/// Checks that a fork's writers continue on their own, in databases of their own.
 async fn goes_on(engine: &Engine, fork: &str, writers: &[CommandId], at_least: &[u64]) {
     let all = engine.commands(&project(), &name(fork), &Page::all()).await.expect("commands").items;
     let own = writers.iter().map(|writer| {

@@ -33,7 +33,7 @@ async fn echo(house: &mut House) -> SocketAddr {
     address
 }
 
-/// Says something to the server from inside, and hears it back.
+/// Sends a line to the server from inside, and returns the answer.
 async fn says(engine: &Engine, sandbox: &str, server: SocketAddr) -> String {
     let port = server.port();
     let script = format!(
@@ -93,7 +93,7 @@ async fn policies_hold_at_once_and_projects_have_the_last_word() {
     let set = async |policy| engine.set_network(&project(), &name("app"), policy).await.unwrap();
     assert!(reach().await);
 
-    // One that is open is cut, and whoever held it finds out.
+    // An open one is cut, and its holder notices.
     let held = format!(
         "exec 3<>/dev/tcp/100.97.0.1/{} || exit 9; echo ready; read -t 20 line <&3; echo $?",
         server.port()

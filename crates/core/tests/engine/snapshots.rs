@@ -140,7 +140,7 @@ async fn expiry_counts_from_the_last_use_and_strands_nobody() {
     assert_eq!(left, [made[2].clone(), made[1].clone()], "but for those sandboxes stand on");
     assert_eq!(sh(&engine, "fork", "cat /work/round").await.out, "1\n");
     stop(&engine, "fork").await;
-    // Nobody stands on it any more, and it has been used just now.
+    // No sandbox stands on it any more, and it has been used just now.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let used = engine.snapshot(&project(), &made[1]).await.unwrap().item;
     assert!(used.expires_at().unwrap() > Timestamp::now(), "counted anew");
@@ -207,7 +207,7 @@ async fn a_sandbox_whose_snapshot_was_deleted_never_starts_from_something_else()
     assert!(gone(&named), "{named}");
     assert_eq!(engine.get(&project(), &name("app")).await.unwrap().sandbox.phase(), Phase::Stopped);
 
-    // What runs on it goes on, and leaves a snapshot of its own.
+    // A session that runs on it continues, and leaves a snapshot of its own.
     assert_eq!(sh(&engine, "fork", "cat /work/round").await.out, "1\n");
     let own = stop(&engine, "fork").await;
     assert_eq!(sh(&engine, "fork", "cat /work/round").await.out, "1\n", "and starts from that");

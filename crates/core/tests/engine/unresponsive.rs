@@ -101,7 +101,7 @@ async fn whoever_wants_a_sandbox_that_is_being_recovered_waits_for_it_or_is_told
     assert!(matches!(told, Some(Error::Recovering)), "{told:?}");
     let told = engine.stop(&project(), &name("hung"), Stop::default(), None).await.err();
     assert!(matches!(told, Some(Error::Recovering)), "{told:?}");
-    // Its session is not over, and nobody is told that it is.
+    // Its session is not over, and no caller gets such an answer.
     let if_running = Exec { wake: WakeMode::IfRunning, ..exec() };
     let told = engine.exec(&project(), &name("hung"), if_running).await.err();
     assert!(matches!(told, Some(Error::Recovering)), "{told:?}");
@@ -216,7 +216,7 @@ async fn a_command_whose_start_was_not_answered_is_found_again() {
         (record.state != CommandState::Running).then_some(record)
     })
     .await;
-    // It was asked for before anybody gave up, and so it ran.
+    // It was requested before any caller gave up, and so it ran.
     let record = engine.command(&project(), &name("app"), &command).await.unwrap();
     assert_eq!((record.state, record.exit_code), (CommandState::Exited, Some(0)));
     assert_eq!(ok(&engine, "app", "cat /work/late").await, "late\n");

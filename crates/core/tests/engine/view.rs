@@ -84,7 +84,7 @@ async fn sees(engine: &Engine, sandbox: &str, memory: u64, millicpus: u32) {
 /// Programs that read their limits: without any of them this would prove too little.
 const PROGRAMS: [&str; 8] = ["node", "java", "go", "python3", "free", "nproc", "uptime", "lscpu"];
 
-/// Builds a program in Go that tells how many threads it will use.
+/// Builds a program in Go that prints how many threads it will use.
 fn go_program(dir: &Path) {
     fs::create_dir(dir).unwrap();
     let source = dir.join("main.go");

@@ -38,7 +38,7 @@ async fn record(house: &House, engine: &Engine, sandbox: &str) -> (Value, Value)
     (read("machine.json"), read("plan.json"))
 }
 
-/// What tells machines apart.
+/// What distinguishes machines.
 async fn who(engine: &Engine, sandbox: &str) -> [String; 4] {
     let line = "hostname; cat /sys/class/net/eth0/address /proc/sys/kernel/random/boot_id; \
                 head -c 16 /dev/urandom | od -An -tx1";
@@ -79,13 +79,13 @@ async fn a_create_takes_over_a_machine_that_waits() {
     let off = ok(&engine, "two", "date +%s").await.trim().parse::<i64>().unwrap()
         - jiff::Timestamp::now().as_second();
     assert!(off.abs() <= 2, "its clock is {off} s off");
-    // What it was tried out with is nobody's business.
+    // Nothing of its trial run is visible.
     let known = engine.commands(&project(), &name("three"), &Default::default()).await.unwrap();
     assert!(known.items.iter().all(|command| command.argv.first().unwrap() == "sh"), "{known:?}");
     let processes = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; done";
     assert!(!ok(&engine, "three", processes).await.contains("true"));
 
-    // It is captured, goes on, is forked live and stopped like any other.
+    // It is captured, continues, is forked live and stopped like any other.
     ok(&engine, "two", "echo kept > /root/file; echo $$ > /dev/shm/memory").await;
     let memory = ok(&engine, "two", "cat /dev/shm/memory").await;
     engine.pause(&project(), &name("two"), None).await.unwrap();

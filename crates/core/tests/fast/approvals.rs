@@ -283,7 +283,7 @@ async fn a_question_from_inside_gets_its_answer_also_from_the_next_daemon() {
     eventually!("it is heard inside", {
         house.answers(&machine).get(1).filter(|told| told.1 == InsideAnswer::Denied).map(drop)
     });
-    // Whoever asked may leave.
+    // A requester may leave.
     house.ask(&machine, "3", AskLine { question: "and now?".to_owned(), ..AskLine::default() });
     let third = only_pending(&engine).await;
     house.withdraw(&machine, "3");

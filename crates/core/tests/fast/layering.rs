@@ -169,7 +169,8 @@ fn only_the_catalog_writes_records() {
     assert_eq!(written, [""; 0], "go through the catalog");
 }
 
-/// What is on record is told by the catalog, not by the directories that one catalog keeps its records in.
+/// The engine reads records through the catalog, not from the directories in which one catalog
+/// keeps them.
 #[test]
 fn the_engine_reads_no_directory_of_records() {
     let mut found = Vec::new();
@@ -299,7 +300,7 @@ fn names(source: &Source) -> Names {
     let in_tests = |name: &String| ["tests", "testing"].contains(&name.as_str());
     let whole_is_test = source.modules.iter().any(in_tests);
     let mut names = Names::default();
-    // For each brace that is open: whether it is a module's, and whether only tests have it.
+    // For each open brace: whether it is a module's, and whether only tests have it.
     let mut open: Vec<(bool, bool)> = Vec::new();
     let (mut module_begins, mut test_begins) = (false, false);
     let mut at = 0;

@@ -1,4 +1,5 @@
-//! What waits for an approval on the fake host: spending limits, sandboxes that stand still; and what runs keep.
+//! What waits for an approval on the fake host: spending limits, suspended sandboxes; and what runs
+//! keep.
 
 use std::time::Duration;
 
@@ -173,7 +174,7 @@ async fn a_sandbox_stands_still_while_a_question_waits_and_any_call_has_it_go_on
     let heard = eventually!("the answer is heard", house.answers(&machine).pop());
     assert_eq!(heard.1, InsideAnswer::Approved);
     assert!(!house.is_frozen(&machine));
-    // Stopped while it stands still.
+    // Stopped while it is suspended.
     let question = AskLine { question: "really?".to_owned(), ..AskLine::default() };
     house.ask(&machine, "2", question);
     pending(&engine).await;

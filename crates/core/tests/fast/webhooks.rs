@@ -79,7 +79,7 @@ impl Receiver {
         self.received.lock().clone()
     }
 
-    /// Waits until so many requests came.
+    /// Waits until `count` requests came.
     async fn wait(&self, count: usize) -> Vec<Received> {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(20) {

@@ -153,7 +153,7 @@ async fn a_base_is_seen_as_its_layers_show_it() {
     for hidden in ["conf/shadow", "conf/profile.d"] {
         assert!(!all.contains_key(hidden), "{hidden} is gone in the base: {all:?}");
     }
-    // The image's user and directory are not what clients are told to expect, the rest is kept.
+    // The image's user and directory are not the ones that clients expect, the rest is kept.
     assert_eq!(
         (image.config.user.as_deref(), image.config.env["A"].as_str()),
         (Some("ubuntu"), "b")

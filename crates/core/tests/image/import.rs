@@ -52,7 +52,7 @@ impl Bench {
         entries.map(|entry| entry.expect("ours").file_name().to_string_lossy().into()).collect()
     }
 
-    /// Whether nothing is there, once what was thrown away is gone.
+    /// Whether nothing exists, once what was thrown away is gone.
     fn is_empty(&self) -> bool {
         self.tmp_empties() && ["layers", "images"].iter().all(|part| self.names(part).is_empty())
     }

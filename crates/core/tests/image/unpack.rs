@@ -492,7 +492,7 @@ fn archives_of_gnu_tar_are_read_with_their_sparse_files() {
     assert!(same);
 }
 
-/// What overlayfs makes of it, asked of the kernel.
+/// What overlayfs makes of it, as the kernel shows it.
 #[test]
 fn the_kernel_reads_whiteouts_and_opaque_directories() {
     let others = TempDir::new().expect("a directory");

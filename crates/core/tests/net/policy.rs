@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// A server that greets whoever is silent, and answers requests.
+/// A server that greets silent clients, and answers requests.
 struct Server {
     port: u16,
     _tasks: JoinSet<()>,
@@ -53,7 +53,8 @@ async fn converse(mut stream: TcpStream) {
     while matches!(stream.read(&mut [0; 64]).await, Ok(1..)) {}
 }
 
-/// An engine on whose host `a.test`, `b.test` and `held.test` lead to the server, and nobody else is asked.
+/// An engine on whose host `a.test`, `b.test` and `held.test` lead to the server, and no other name
+/// server is asked.
 async fn open(house: &mut House, server: &Server) -> Engine {
     let here = vec!["127.0.0.1".parse().expect("an address")];
     let names = ["a.test", "b.test", "held.test"].map(|name| (name.to_owned(), here.clone()));
@@ -94,7 +95,7 @@ async fn journal(engine: &Engine) -> Vec<Connection> {
         .items
 }
 
-/// Waits, so long at the most, until something like this is on record.
+/// Waits, for a bounded time, until something like this is on record.
 async fn on_record(engine: &Engine, wanted: impl Fn(&Connection) -> bool) -> Connection {
     let mut last = Vec::new();
     for _ in 0..100 {

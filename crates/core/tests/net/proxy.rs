@@ -36,7 +36,7 @@ const HOST: &str = "api.internal";
 const VALUE: &str = "a \"short\" value";
 const CREDENTIAL: &str = "Bearer a-credential-of-the-rule";
 
-/// A server with TLS that tells what it was sent.
+/// A server with TLS that answers with what it was sent.
 struct Server {
     address: SocketAddr,
     authority: String,
@@ -189,7 +189,7 @@ fn policy() -> Policy {
     }
 }
 
-/// Lines about requests, once there are so many.
+/// Lines about requests, once there are `count` of them.
 async fn requests(engine: &Engine, count: usize) -> Vec<Connection> {
     for _ in 0..200 {
         let filter = ConnectionFilter::default();
@@ -255,7 +255,7 @@ async fn programs_trust_the_authority_and_rules_judge_their_requests() {
         assert!(ran.out.contains("GET /hello"), "{ran:?}");
         let wanted = if version == "--http2" { "2 200" } else { "1.1 200" };
         assert!(ran.out.ends_with(wanted), "{ran:?}");
-        // The server heard the credential and repeats it; the sandbox does not hear it.
+        // The server got the credential and repeats it; the sandbox does not get it.
         assert!(server.last().contains(CREDENTIAL), "{}", server.last());
         assert!(!ran.out.contains("a-credential"), "{ran:?}");
     }
@@ -285,7 +285,7 @@ async fn programs_trust_the_authority_and_rules_judge_their_requests() {
     .await;
     assert!(ran.out.is_empty(), "{ran:?}");
 
-    // The server hears the value; what it repeats is the placeholder again when it is inside.
+    // The server gets the value; what it repeats is the placeholder again when it is inside.
     let sent = format!(
         "curl -sS -m 20 -H \"x-api-key: $API_KEY\" -H 'content-type: application/json' -d '{{\"k\":\"'$API_KEY'\"}}' {url}/brokered"
     );

@@ -33,7 +33,7 @@ fn tree(root: &Path) {
     }
 }
 
-/// What [`change`] changes. Of names of the same file, the first is not told.
+/// What [`change`] changes. Of names of the same file, the first is not reported.
 fn changes() -> Vec<NameDifference> {
     let mut changes: Vec<_> = ["a-/four", "same", "twin", "z"]
         .map(|path| NameDifference::Changed(path.to_owned()))
@@ -104,7 +104,7 @@ async fn every_sort_of_change_is_found() {
 async fn a_stop_ends_it_at_the_next_name_also_before_files_are_read() {
     let world = World::new();
     let layer = world.image(tree).await;
-    // Whoever looks at all names finds this.
+    // A look at all names finds this.
     change(&world.store.diff_dir(&layer));
     let stop = Arc::new(AtomicBool::new(true));
     let throttle = ReadThrottle { rate: u64::MAX, bypass_cache: false, stop };

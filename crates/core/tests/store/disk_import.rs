@@ -345,7 +345,7 @@ fn tokio_test_reader(bytes: Vec<u8>) -> impl tokio::io::AsyncRead + Unpin + Send
     Failing(bytes)
 }
 
-/// A stream that begins as it is told and never ends.
+/// A stream with a given beginning that never ends.
 struct Endless {
     begin: std::io::Cursor<Vec<u8>>,
     again: Vec<u8>,

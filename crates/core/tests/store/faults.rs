@@ -1,8 +1,8 @@
 //! The store on a disk that loses power and returns errors.
 //!
-//! What was acknowledged is there after a power cut, on filesystems that keep no order among what is not
-//! synced. What a failing disk may have lost is never acknowledged, whoever saw the error first and
-//! however often it is asked again.
+//! What was acknowledged exists after a power cut, on filesystems that keep no order among what is
+//! not synced. What a failing disk may have lost is never acknowledged, whichever sync got the
+//! error first and however often it is tried again.
 
 use std::fs;
 use std::path::PathBuf;
@@ -148,7 +148,7 @@ async fn two_power_cuts_roll_nothing_back_on_xfs() {
     }
 }
 
-/// What the background write-back was told must not be forgotten at the seal.
+/// An error that the background write-back got must not be forgotten at the seal.
 async fn a_lost_write_is_never_sealed(filesystem: Filesystem) {
     let place = Place::new(filesystem);
     let layer = place.store.begin(&[]).await.expect("begun");

@@ -1,4 +1,4 @@
-//! The damage suite: `fsck` tells damage from leftovers, and misses nothing.
+//! The damage suite: `fsck` distinguishes damage from leftovers, and misses nothing.
 //!
 //! An engine makes a data directory with everything in it. Each case damages a copy of it and compares
 //! the verdict with the one that is right.
@@ -26,7 +26,7 @@ enum Right {
     Leftover,
     /// Something is damaged.
     Broken,
-    /// Something is damaged, and only reading the files tells.
+    /// Something is damaged, and only reading the files shows it.
     Unread,
 }
 

@@ -143,7 +143,7 @@ async fn a_late_write_does_not_bring_a_sandbox_back() {
     }
 }
 
-/// What a power cut leaves of a create that nobody was told of.
+/// What a power cut leaves of a create that was never reported to anybody.
 #[tokio::test]
 async fn an_empty_directory_is_no_sandbox_and_goes() {
     let dir = TempDir::with_prefix("keep").expect("a temporary directory");

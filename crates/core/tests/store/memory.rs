@@ -1,4 +1,5 @@
-//! Memory layers: sealed whole or not at all, looked at before they are used, and gone when nobody holds them.
+//! Memory layers: sealed whole or not at all, checked before they are used, and removed when
+//! nothing holds them.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -150,7 +151,7 @@ async fn what_nobody_holds_is_collected_and_what_is_being_written_is_not() {
     let collected = store.collect_memory(&live, Timestamp::MAX).await.expect("collected");
     assert_eq!(collected.layers, [writing]);
 
-    // A daemon that died while it captured leaves what nobody goes on with.
+    // A daemon that died while it captured leaves a layer that nothing continues with.
     let (left, dir) = store.begin_memory().await.expect("begun");
     let data = world.data();
     let _home = world.closed();

@@ -181,7 +181,7 @@ async fn what_is_put_onto_a_drive_is_what_the_trees_say() {
         }
         clean += 1;
         assert_eq!(world.model(&after), wanted, "seed {seed}");
-        // Whoever repeats it finds nothing to do.
+        // A repeated request finds nothing to do.
         let again = put(&world, (&from, &to), &after, options()).await;
         assert!(again.layer.is_none() && again.conflicts.is_empty(), "seed {seed}: {again:?}");
     }

@@ -46,7 +46,7 @@ impl World {
         self.store.seal(&open, &options).await.expect("sealed").expect("not empty").id
     }
 
-    /// Lets `write` change what `chain` shows, and tells what it then shows.
+    /// Lets `write` change what `chain` shows, and returns what it then shows.
     pub(crate) async fn session(
         &self,
         chain: &[LayerId],

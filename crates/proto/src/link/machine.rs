@@ -1,4 +1,4 @@
-//! What a machine of its own is told when it becomes a sandbox's, or continues from memory.
+//! What a machine of its own gets when it becomes a sandbox's, or continues from memory.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +39,7 @@ pub struct AssembleMount {
     pub owner: Option<String>,
 }
 
-/// What is told to a machine that was restored.
+/// What a restored machine gets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Renew {
@@ -48,7 +48,8 @@ pub struct Renew {
     /// Who it is from now on, if that is another sandbox than the one whose memory this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
-    /// Whether its `/etc/machine-id` becomes another with that, where there is one: not if nobody has had this memory yet.
+    /// Whether its `/etc/machine-id` becomes another with that, where there is one: not if no
+    /// machine has used this memory yet.
     #[serde(default)]
     pub machine_id: bool,
 }
@@ -63,7 +64,7 @@ pub struct Identity {
     pub mac: [u8; 6],
 }
 
-/// The time, and randomness that nobody else has.
+/// The time, and fresh randomness.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moment {

@@ -81,7 +81,7 @@ pub(crate) async fn get(
     params.end()?;
     if let Some(wait) = wait {
         let answered = app.engine.approval_answered(&caller.project, &id);
-        // What it is after that time is told below.
+        // Its state after that time is returned below.
         if let Ok(Err(error)) = tokio::time::timeout(wait, answered).await {
             return Err(error.into());
         }

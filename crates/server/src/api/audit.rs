@@ -85,7 +85,7 @@ pub(crate) async fn entries(
         return Ok(streamed(entries));
     }
     let limit = usize::try_from(page.limit).unwrap_or(1000);
-    // One more than is asked for tells whether there is a next page.
+    // One more than was requested shows whether there is a next page.
     let mut items = Vec::with_capacity(limit + 1);
     while items.len() <= limit
         && let Some(batch) = found.next(limit + 1 - items.len()).await?

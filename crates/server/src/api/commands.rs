@@ -1,4 +1,4 @@
-//! Commands that were started, and what they printed.
+//! Commands that were started, and their output.
 
 use std::sync::Arc;
 

@@ -111,14 +111,15 @@ pub(crate) async fn exec(
     ))
 }
 
-/// Ends a command whose caller left without having asked for it to go on: as a terminal that hangs
-/// up does, and by force if that is not heard. A server that goes down is not a caller that left.
+/// Ends a command whose caller left without having asked for it to continue: as a terminal that
+/// hangs up does, and by force if that has no effect. A server that goes down is not a caller that
+/// left.
 pub(crate) struct KillOnDisconnect {
     app: Arc<App>,
     caller: Caller,
     name: Name,
     command: Option<CommandId>,
-    /// For a caller that can come back: it gave an idempotency key.
+    /// For a caller that can reconnect: it gave an idempotency key.
     follower: Option<Follower>,
 }
 
@@ -127,13 +128,13 @@ impl KillOnDisconnect {
         Self { app: Arc::clone(app), caller, name, command: Some(command), follower: None }
     }
 
-    /// Gives the caller time to come back, by another call under its key or by the command's log.
+    /// Gives the caller time to reconnect, by another call under its key or by the command's log.
     fn patient(mut self) -> Self {
         self.follower = self.command.clone().map(|command| self.app.followers.add(command));
         self
     }
 
-    /// The command ended, or is let go.
+    /// The command ended, or is detached.
     pub(crate) fn release(&mut self) {
         self.command = None;
     }
@@ -156,7 +157,7 @@ impl Drop for KillOnDisconnect {
                 if closing.run_until_cancelled(returned).await != Some(false) {
                     return;
                 }
-                // Each fails when the command has ended meanwhile, which is what is wanted.
+                // Each fails when the command has ended meanwhile, which is the intended result.
                 let _ = engine.signal(&project, &name, &command, 1).await;
                 let ended = engine.wait(&project, &name, &command);
                 if tokio::time::timeout(HANG_UP, ended).await.is_err() {
@@ -286,7 +287,7 @@ fn text(event: &ExecEvent) -> Message {
 
 type Begun = (Started, Option<Bytes>);
 
-/// Hears what to run and starts it. `Err(None)` when the client left.
+/// Reads what to run and starts it. `Err(None)` when the client left.
 async fn begin(
     source: &mut SplitStream<WebSocket>,
     early: &mut Vec<Message>,
@@ -307,7 +308,7 @@ async fn begin(
     let request: ExecRequest = parse_json(first?.as_bytes()).map_err(Some)?;
     let (exec, input) = wanted(request, wake, caller).map_err(Some)?;
     let argv = exec.argv.clone();
-    // It may have to be approved first. Whoever has left by then does not want it any more.
+    // It may have to be approved first. A caller that has left by then does not want it any more.
     let approved = tokio::select! {
         approved = app.engine.exec_approved(&caller.project, name, &exec) => approved,
         () = left(source, early) => return Err(None),

@@ -1,4 +1,4 @@
-//! The answer to a caller that waits for a command: what it printed and how it ended, as one document.
+//! The answer to a caller that waits for a command: its output and its end, as one document.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -15,7 +15,7 @@ const USUAL: usize = 1 << 20;
 /// The most of each stream that is returned. More is for who streams it: it is held in memory here.
 const MOST: usize = 8 << 20;
 
-/// What a caller that waits wants to have.
+/// What a waiting caller wants to get.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait {
     limit: usize,

@@ -1,4 +1,5 @@
-//! Who follows which command at the moment: a caller that lost its connection may be back before its command is ended.
+//! Who follows which command at the moment: a caller that lost its connection may reconnect before
+//! its command is ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use sandkeep_core::model::CommandId;
 
-/// How long a caller that can come back may take.
+/// How long a caller that can reconnect may take.
 pub(super) const RETURN: Duration = Duration::from_secs(10);
 /// How often it is looked for.
 const LOOK: Duration = Duration::from_millis(250);

@@ -1,4 +1,4 @@
-//! Forks that come back: what differs, promote, merge, rename.
+//! Comparing forks and bringing them back: differences, promote, merge, rename.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::error::ApiError;
 use crate::limits::RequestPermit;
 use crate::openapi::Raw;
 
-/// How many paths are listed if nothing is said, and at the most.
+/// How many paths are listed by default, and at most.
 const LISTED: usize = 10_000;
 const MOST_LISTED: u64 = 100_000;
 

@@ -1,4 +1,4 @@
-//! The seal guard in the wire's words, and what it keeps aside.
+//! The seal guard in the API's types, and its quarantine.
 
 use std::sync::Arc;
 

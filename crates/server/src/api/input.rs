@@ -1,5 +1,4 @@
-//! How requests are read: path, query, headers, JSON. Whatever is wrong is said in JSON, and names
-//! the field.
+//! How requests are read: path, query, headers, JSON. Every error is JSON, and names the field.
 
 use std::sync::Arc;
 
@@ -154,7 +153,7 @@ impl Params {
         Ok(wake)
     }
 
-    /// Refuses parameters nobody took.
+    /// Refuses unknown parameters.
     pub(crate) fn end(&self) -> Result<(), ApiError> {
         match self.pairs.first() {
             None => Ok(()),
@@ -260,7 +259,7 @@ fn unfit(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
 
 /// Reads JSON; an error names the field.
 pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // A list would be taken for the fields in their order, which nobody means.
+    // A list would be taken for the fields in their order, which is never meant.
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
     if first.is_some_and(|byte| *byte != b'{') {
         return Err(ApiError::invalid("the body must be a JSON object"));
@@ -270,7 +269,8 @@ pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiErro
         if error.inner().is_data() {
             return unfit(error);
         }
-        // Where a word of a fixed list is wanted and something else is there, the parser takes that for a mistake in the syntax.
+        // Where a word of a fixed list is expected and something else is found, the parser takes
+        // that for a mistake in the syntax.
         let fits = serde_json::from_slice::<serde_json::Value>(bytes)
             .map(serde_path_to_error::deserialize::<_, T>);
         match fits {

@@ -1,4 +1,4 @@
-//! Figures in the text format of Prometheus.
+//! Metrics in the text format of Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -164,7 +164,7 @@ fn connections(page: &mut Page, counts: ConnectionCounts, app: &App) {
     );
 }
 
-/// What Prometheus' own libraries tell of a process, under their names.
+/// What Prometheus' own libraries report about a process, under their names.
 fn process(page: &mut Page) {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let status = read("/proc/self/status");

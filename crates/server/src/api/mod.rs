@@ -130,7 +130,7 @@ impl App {
         }
     }
 
-    /// Runs work that nobody waits for, until it ends or the server shuts down.
+    /// Runs work without a waiting caller, until it ends or the server shuts down.
     pub(crate) fn spawn_until_shutdown(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closing = self.closing.clone();
         let work = crate::request_id::follow(work);
@@ -294,7 +294,7 @@ fn stream_routes() -> Router<Arc<App>> {
         .route("/v1/sandboxes/{name}/files/tar", get(files::tar_out).put(files::tar_in))
 }
 
-/// Gives up on a request that takes too long. What it began goes on: see [`finish`].
+/// Gives up on a request that takes too long. What it began continues: see [`finish`].
 async fn in_time(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     match tokio::time::timeout(app.limits.request_timeout, next.run(request)).await {
         Ok(response) => response,
@@ -311,8 +311,8 @@ const STORAGE_PATIENCE: Duration = Duration::from_secs(20);
 /// How often it is asked whether the disk responds.
 const STORAGE_ASKED: Duration = Duration::from_secs(1);
 
-/// Gives up on a request whose answer has not begun while the disk does not respond. What it began goes on, as far as it
-/// can: see [`finish`].
+/// Gives up on a request whose answer has not begun while the disk does not respond. What it began
+/// continues, as far as it can: see [`finish`].
 async fn while_the_disk_responds(
     State(app): State<Arc<App>>,
     request: Request,

@@ -1,11 +1,13 @@
-//! Network policies: the wire's as the model's, and back.
+//! Network policies: converts the API's to the model's, and back.
 //!
-//! Texts become types here, so that whoever wrote one is told the place: `network.domains[2]: …`. What only makes
-//! sense as a whole (regular expressions, URLs, bounds) the model checks, and is told the place too.
+//! Texts become types here, so that an error names the place: `network.domains[2]: …`. What can
+//! only be judged as a whole (regular expressions, URLs, bounds) the model checks, and its errors
+//! name the place too.
 //!
-//! The value of a header that is set on the way goes in and never comes out: answers say `null`. Whoever reads a
-//! policy, changes it and sends it back sends that `null`, which then stands for the value that is there. It is
-//! taken from a rule for the *same domain* only: a value never goes where its owner did not send it.
+//! The value of a header that is set on the way goes in and never comes out: answers say `null`. A
+//! client that reads a policy, changes it and sends it back sends that `null`, which then stands
+//! for the existing value. It is taken from a rule for the *same domain* only: a value never goes
+//! where its owner did not send it.
 
 use std::collections::BTreeMap;
 
@@ -124,7 +126,7 @@ fn pair_in(pair: types::PairMatch) -> PairMatch {
     PairMatch { key: pair.key.map(text_in), value: pair.value.map(text_in) }
 }
 
-/// A policy as it is told.
+/// A policy as it is returned.
 pub(crate) fn policy_out(policy: Policy) -> types::Network {
     types::Network {
         mode: match policy.mode {
@@ -191,7 +193,7 @@ pub(crate) fn project_in(
     })
 }
 
-/// A project's word as it is told.
+/// A project's policy as it is returned.
 pub(crate) fn project_out(network: ProjectNetwork) -> types::ProjectNetwork {
     types::ProjectNetwork {
         default: policy_out(network.default),
@@ -227,7 +229,7 @@ mod tests {
         assert_eq!(value(&policy), "s3cret");
         let told = serde_json::to_string(&policy_out(policy.clone())).unwrap();
         assert_eq!(told, text.replace(r#""s3cret""#, "null"));
-        // What was told may be sent back, and stands for the value that is there.
+        // What was returned may be sent back, and stands for the existing value.
         assert_eq!(value(&read(&told, Some(&policy)).unwrap()), "s3cret");
         // Not for another domain, nor for another header.
         for (other, named) in [

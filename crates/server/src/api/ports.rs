@@ -25,12 +25,12 @@ use crate::error::ApiError;
 use crate::gateway;
 use crate::listen::Peer;
 
-/// How long a token for a port works if nobody says.
+/// How long a token for a port works by default.
 const TOKEN_SPAN: Span = Span(12 * 3600 * 1000);
 /// What a plain stream of bytes is called where a connection is upgraded to one.
 const PROTOCOL: &str = "tcp";
 
-/// Where the caller reaches this server, as far as that can be told.
+/// The address under which the caller reaches this server, as far as it is known.
 #[derive(Debug)]
 pub(crate) struct Base(String);
 
@@ -39,7 +39,7 @@ impl FromRequestParts<Arc<App>> for Base {
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
         let outside = parts.extensions.get::<Peer>().is_some_and(|peer| peer.0.is_some());
         let said = parts.headers.get(HOST).and_then(|host| host.to_str().ok());
-        // Whoever comes through the socket file says nothing of use about hosts.
+        // A client of the socket file sends no useful host name.
         let host = match said {
             Some(host) if outside => Some(host.to_owned()),
             _ => app.local.map(|at| match at.ip().is_unspecified() {

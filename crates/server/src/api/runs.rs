@@ -19,9 +19,9 @@ use crate::error::ApiError;
 
 /// How long a call may wait for a run or an approval.
 pub(super) const LONGEST_WAIT: u64 = 60;
-/// How long a result waits for a review if nobody says.
+/// How long a result waits for a review by default.
 const KEEP: Span = Span::days(14);
-/// How long a harness may be silent if nobody says.
+/// How long a harness may be silent by default.
 const HEARTBEAT: Span = Span::seconds(60);
 
 /// Starts a run, or puts it into the queue of its project.
@@ -95,7 +95,7 @@ pub(crate) async fn get(
     params.end()?;
     if let Some(wait) = wait {
         let settled = app.engine.run_settled(&caller.project, &id);
-        // What it is after that time is told below.
+        // Its state after that time is returned below.
         if let Ok(Err(error)) = tokio::time::timeout(wait, settled).await {
             return Err(error.into());
         }

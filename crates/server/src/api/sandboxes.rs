@@ -165,7 +165,7 @@ async fn check_approvals(
     }
 }
 
-/// What a sandbox may reach by its own policy, if anybody needs to know.
+/// What a sandbox may reach by its own policy, if the caller needs it.
 async fn policy_of(
     app: &App,
     caller: &Caller,

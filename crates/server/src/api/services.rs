@@ -1,4 +1,4 @@
-//! Services: commands that belong to a sandbox and are there again after every resume.
+//! Services: commands that belong to a sandbox and are started again after every resume.
 
 use std::sync::Arc;
 

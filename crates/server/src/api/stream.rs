@@ -1,4 +1,4 @@
-//! Bodies that go on for a while.
+//! Streamed bodies.
 //!
 //! Each is pulled by the connection: nothing is read from a sandbox before the caller has taken what
 //! came before, so a slow caller slows the sandbox and never fills our memory.
@@ -58,7 +58,7 @@ pub(super) enum StreamReader {
 struct ExecLines {
     first: Option<Bytes>,
     events: Option<OutputStream>,
-    /// What is said when the events end without an exit.
+    /// The event that is sent when the events end without an exit.
     otherwise: ExecEvent,
     reading: StreamReader,
     /// Whether a quiet stream shows that it is alive.
@@ -120,7 +120,7 @@ impl ExecLines {
     }
 }
 
-/// An NDJSON answer that nobody on the way should keep or gather.
+/// An NDJSON answer that no proxy on the way should keep or gather.
 pub(super) fn ndjson(body: Body) -> Response {
     let headers = [(CONTENT_TYPE, "application/x-ndjson"), (CACHE_CONTROL, "no-store")];
     (headers, body).into_response()

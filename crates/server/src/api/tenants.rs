@@ -29,7 +29,7 @@ pub(crate) async fn who_am_i(Reader(caller): Reader) -> Json<types::WhoAmI> {
     })
 }
 
-/// How long a token works if nobody says.
+/// How long a token works by default.
 const TOKEN_SPAN: Span = Span(90 * 24 * 3600 * 1000);
 
 /// Creates a token from the calling key, in the form that another vendor's clients expect.

@@ -1,4 +1,4 @@
-//! The one place that sees what all fronts are asked, and records it in the audit log.
+//! The one place that sees the requests of all fronts, and records them in the audit log.
 //!
 //! ```text
 //! request ──> record ──> routes, extractors, handlers ──> answer
@@ -8,9 +8,9 @@
 //! ```
 //!
 //! [`record`] is a layer around the whole router, the gateway for ports included. What is being recorded is a value of
-//! the task that answers the request, so that whoever finds out something adds it with a function and need not be
-//! handed anything: [`caller`], [`project`], [`target`], [`detail`]. A task that goes on after the answer (a WebSocket)
-//! takes it along with [`later`].
+//! the task that answers the request, so that any code adds what it finds out with a function and
+//! need not be passed anything: [`caller`], [`project`], [`target`], [`detail`]. A task that
+//! continues after the answer (a WebSocket) takes it along with [`later`].
 //!
 //! No secret, no content and no argument is added: names, ids, numbers and paths only.
 
@@ -54,7 +54,7 @@ struct KnownRequest {
     action: Option<&'static str>,
     target: Option<String>,
     detail: BTreeMap<String, String>,
-    /// What it is instead, for what is recorded once in a while.
+    /// What it is instead, for what is recorded only occasionally.
     once: Option<String>,
 }
 
@@ -115,7 +115,7 @@ fn with(change: impl FnOnce(&mut KnownRequest)) {
     let _ = CURRENT.try_with(|known| change(&mut known.lock()));
 }
 
-/// A request whose work goes on after its answer.
+/// A request whose work continues after its answer.
 #[derive(Debug)]
 pub(crate) struct Later(KnownRequest);
 
@@ -285,7 +285,7 @@ impl AskedRoute {
             Some(status) if !status.is_client_error() && !status.is_server_error() => {
                 AuditOutcome::Done
             }
-            // Without a status: nobody was there any more to be answered.
+            // Without a status: the caller had left before it was answered.
             _ => AuditOutcome::Failed,
         };
         let is_gateway = known.front == AuditFront::Gateway;
@@ -299,7 +299,8 @@ impl AskedRoute {
             return;
         }
         if let Some(what) = known.once.take() {
-            // Without a key, the address is all that tells callers apart, and anybody has many of them.
+            // Without a key, only the address distinguishes callers, and anybody can have many of
+            // them.
             let key = known.key.as_ref();
             let who = key.map_or("", KeyId::as_str);
             let from = key.and(known.address.as_deref()).unwrap_or_default();
@@ -337,7 +338,8 @@ impl AskedRoute {
         }
     }
 
-    /// What was changed of a project is recorded in its chain, whoever did it. Projects that are not there have none.
+    /// Changes of a project are recorded in its chain, whoever made them. Projects that do not
+    /// exist have none.
     fn choose_project(
         &self,
         app: &App,
@@ -378,7 +380,7 @@ impl AskedRoute {
         None
     }
 
-    /// What the rule says it is done to; the route if it says nothing.
+    /// The target that the rule names; the route if it names none.
     fn target(&self, template: &str) -> Option<String> {
         if template.is_empty() {
             let pattern = self.pattern.as_deref().unwrap_or_default();

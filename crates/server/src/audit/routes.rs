@@ -198,13 +198,13 @@ const VERCEL: &[RouteLine] = &[
     ("GET", "/v2/teams/{id}", No, "", ""),
     ("GET", "/v2/projects/{name}", No, "", ""),
     ("GET", "/v9/projects/{name}", No, "", ""),
-    // It makes none: it answers with the one that is there.
+    // It makes none: it answers with the existing one.
     ("POST", "/v11/projects", No, "", ""),
     ("GET", "/v2/sandboxes", No, "", ""),
     ("POST", "/v2/sandboxes", Change, "sandbox.create", ""),
     ("POST", "/v3/sandboxes", Change, "sandbox.create", ""),
     ("POST", "/v4/sandboxes", Change, "sandbox.create", ""),
-    // With `resume` it starts the sandbox, which the handler tells.
+    // With `resume` it starts the sandbox, which the handler records.
     ("GET", "/v2/sandboxes/{name}", No, "", "sandbox/{name}"),
     ("PATCH", "/v2/sandboxes/{name}", Synced, "sandbox.update", "sandbox/{name}"),
     ("DELETE", "/v2/sandboxes/{name}", Change, "sandbox.delete", "sandbox/{name}"),

@@ -1,4 +1,4 @@
-//! What ports are called, and where clients find them.
+//! The names of ports, and where clients find them.
 //!
 //! ```text
 //! <port>-<sandbox>.<domain>               of the default project

@@ -1,8 +1,9 @@
-//! No credential of ours goes inside, in whatever form it comes.
+//! Keeps our credentials out of requests to ports, in whatever form they come.
 //!
-//! Whoever runs the server inside a sandbox could use it here. So before a request is forwarded, every word of every header
-//! and of the query is looked at: as it is, percent-decoded, and, where it is base64, as what that says. A value with a
-//! credential of ours in it does not go on; other values, and other cookies in the same header, do. What the server inside
+//! The owner of a server inside a sandbox could use a credential of ours that it is sent. So before
+//! a request is forwarded, every word of every header and of the query is looked at: as it is,
+//! percent-decoded, and, where it is base64, decoded. A value with a credential of ours in it is
+//! not forwarded; other values, and other cookies in the same header, are. What the server inside
 //! has as its own (a bearer of somebody else, a password) goes through unchanged.
 
 use axum::http::header::{COOKIE, HeaderMap, HeaderValue};
@@ -10,7 +11,7 @@ use axum::http::uri::PathAndQuery;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 
-/// Tells our credentials from other words.
+/// Distinguishes our credentials from other words.
 pub(super) struct Ours<F>(pub(super) F);
 
 impl<F: Fn(&str) -> bool> Ours<F> {

@@ -93,7 +93,7 @@ async fn over_http2(
             tracing::debug!(error = error_chain(&error), "a published port broke off");
         }
     });
-    // The stream goes on when the sender has gone; the connection ends with it.
+    // The stream continues when the sender has gone; the connection ends with it.
     sender.send_request(request).await.map_err(|_| Refusal::SILENT)
 }
 
@@ -216,7 +216,7 @@ fn inwards(
             });
             Response::from_parts(parts, Body::empty())
         }
-        // Nobody asked for it.
+        // It was not asked for.
         (Some(_), _, _) => Refusal::SILENT.page(super::page::PageFormat::Program),
     }
 }
@@ -224,7 +224,7 @@ fn inwards(
 async fn pipe(client: OnUpgrade, port: OnUpgrade) {
     if let (Ok(client), Ok(port)) = tokio::join!(client, port) {
         let (mut client, mut port) = (TokioIo::new(client), TokioIo::new(port));
-        // Either side may leave as it likes.
+        // Either side may close the connection.
         let _ = tokio::io::copy_bidirectional(&mut client, &mut port).await;
     }
 }

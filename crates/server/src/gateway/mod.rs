@@ -1,4 +1,4 @@
-//! Ports inside sandboxes, from outside.
+//! The gateway: access from outside to ports inside sandboxes.
 //!
 //! ```text
 //! request ──> address: which port of which sandbox      ── none of ours ──> the API
@@ -14,11 +14,11 @@
 //! - `access`: keys, tokens and cookies for private ports. None of them goes inside (`credentials`).
 //! - `exchange`: HTTP/1.1, and HTTP/2 for gRPC; `rewrite` puts places and cookies right.
 //! - `relay`: bytes between a connection and the agent.
-//! - `page`: what is said to those who did not get there.
+//! - `page`: the answer to requests that do not get there.
 //!
 //! Only ports that a sandbox publishes are reachable. Names by id last as long as the sandbox does, and a
-//! fork has others. When nobody is there any more to hear what a port says, its connection goes,
-//! whether the process inside sees to it or not.
+//! fork has others. When no client is left to read from a port, its connection is closed, whatever
+//! the process inside does.
 //!
 //! What is served under a path shares its origin with this server and with all other sandboxes, so
 //! the API never depends on cookies or on storage of that origin, and no answer may claim the origin
@@ -94,7 +94,7 @@ pub(crate) fn route_url(app: &App, host: Option<&str>, sub: &str) -> String {
     address::address(&base, settings.domain.as_deref(), sub)
 }
 
-/// Takes requests for ports out of the way of everything else: their paths are none of ours.
+/// Takes requests for ports out of the way of everything else: the API does not handle their paths.
 pub(crate) async fn serve(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let reader = PageFormat::of(request.headers());
     let answer = match address::target(&app.gateway, request.uri(), request.headers()) {
@@ -126,7 +126,7 @@ async fn forward(
         return Ok(elsewhere);
     }
     let wake = port.wake && sandbox.config.wake_on_request;
-    // One that nobody wakes is taken as it is.
+    // A port that does not wake its sandbox is taken as it is.
     let wait = if port.wake { app.gateway.wait } else { Duration::ZERO };
     let connected = app.engine.reach(&sandbox, target.port, wake, wait).await;
     let connected = connected.map_err(|error| Refusal::of(&error, by_id))?;

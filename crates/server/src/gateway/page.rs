@@ -1,8 +1,8 @@
-//! What is said to those who did not get to a port: a page for browsers, JSON for programs, a status
-//! for gRPC.
+//! The answer to requests that do not get to a port: a page for browsers, JSON for programs, a
+//! status for gRPC.
 //!
-//! A port that is private, one that is not published and a sandbox that is not there get the same
-//! answer, to the byte: nobody learns by asking what there is.
+//! A port that is private, one that is not published and a sandbox that does not exist get the same
+//! answer, to the byte: callers cannot find out what exists.
 
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS,
@@ -28,7 +28,7 @@ pub(super) struct Refusal {
     retry: Option<u8>,
 }
 
-/// What a reader wants to be told in.
+/// The format of the answer that a client wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PageFormat {
     Browser,
@@ -153,7 +153,7 @@ impl Refusal {
         retry: None,
     };
 
-    /// What an error means to whoever came for a port. `by_id`: under the name that other vendors'
+    /// The page for an error on the way to a port. `by_id`: under the name that other vendors'
     /// clients know, which says that a sandbox has stopped in their word for it.
     pub(super) fn of(error: &Error, by_id: bool) -> Self {
         match error {

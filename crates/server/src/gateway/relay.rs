@@ -1,4 +1,4 @@
-//! Bytes between a connection and a port.
+//! Relays bytes between a connection and a port.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -15,10 +15,10 @@ use tokio_util::task::TaskTracker;
 
 /// How much may be under way between the connection and the agent.
 const BUFFER: usize = 64 << 10;
-/// How long a process may take to see that nobody is there any more, before its connection goes.
+/// How long a process may take to see that no client is left, before its connection is closed.
 const LINGER: Duration = Duration::from_secs(2);
-/// How long a port may be silent after the other side said its last. It may have gone for good, which
-/// looks the same.
+/// How long a port may be silent after the client sent its last byte. The client may be gone for
+/// good, which looks the same.
 const HALF_OPEN: Duration = Duration::from_secs(15 * 60);
 
 /// Our end of a connection to a port, upgraded or not. The other end learns when it goes.
@@ -108,7 +108,7 @@ where
         }
         write.shutdown().await
     };
-    // An answer may be whole before the request is: then whoever waits for it hangs up.
+    // An answer may be whole before the request is: then the client that waits for it hangs up.
     tokio::select! {
         carried = async { tokio::try_join!(to_port, from_port) } => if let Err(error) = carried {
             tracing::debug!(%error, "a connection to a port broke");

@@ -1,4 +1,4 @@
-//! What a port says about places and cookies, put right for whoever is outside.
+//! Rewrites the addresses and cookies in a port's answers for clients outside.
 //!
 //! A server that is reached under a path thinks that it has the whole origin. Where it sends clients
 //! to, and for what paths it sets cookies, gets the path in front. Cookies never reach further than
@@ -70,7 +70,7 @@ impl Outside {
             _ if said.starts_with('/') && !said.starts_with("//") => said.to_owned(),
             _ => return None,
         };
-        // A server that was told where it is says so itself.
+        // A server that knows its prefix adds it itself.
         let knows = path.strip_prefix(prefix).is_some_and(begins_anew);
         Some(if knows { path } else { format!("{prefix}{path}") })
     }

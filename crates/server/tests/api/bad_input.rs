@@ -174,7 +174,7 @@ fn rows() -> Vec<Row> {
             "below `/`",
         ),
         (POST, CUSTOMIZE, r#"{"name":"x","dir":"/"}"#, 400, "invalid", "dir"),
-        // What is there already, or is not so.
+        // What exists already, or is not so.
         (POST, SANDBOXES, r#"{"name":"box","image":"small"}"#, 409, "name_taken", "box"),
         (POST, "/v1/projects", r#"{"name":"main"}"#, 409, "project_taken", "main"),
         (

@@ -48,7 +48,7 @@ async fn a_check_of_a_running_server_finds_a_changed_file() {
     assert_eq!(wrong.status, StatusCode::BAD_REQUEST, "{wrong:?}");
 
     let file = find(&served.data().join("layers"), "kept-file").expect("the file of the layer");
-    // The same size and time: only the content tells.
+    // The same size and time: only the content differs.
     let changed = std::fs::metadata(&file).unwrap().modified().unwrap();
     let writing = std::fs::File::options().write(true).open(&file).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&writing, b"evil", 0).unwrap();

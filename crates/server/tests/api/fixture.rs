@@ -226,18 +226,18 @@ impl Served {
         self.dir.0.path().join("data")
     }
 
-    /// Tells the server to go down, and waits until it has.
+    /// Begins the server's shutdown, and waits until it is complete.
     pub(crate) async fn shut_down(&mut self) {
         self.begin_shutdown();
         self.shut_down_begun().await;
     }
 
-    /// Waits until a server that was told to go down has.
+    /// Waits until a shutdown that was begun is complete.
     pub(crate) async fn shut_down_begun(&mut self) {
         self.task.take().unwrap().await.unwrap();
     }
 
-    /// Tells the server to go down.
+    /// Begins the server's shutdown.
     pub(crate) fn begin_shutdown(&mut self) {
         let _ = self.stop.take().unwrap().send(());
     }

@@ -174,7 +174,7 @@ async fn answers_stream_and_connections_are_upgraded() {
 }
 
 /// Nobody who came through the gateway keeps a sandbox awake after leaving, whatever the process inside
-/// does. It goes on by itself, so that nothing but those connections is held.
+/// does. It keeps running on its own, so that nothing but those connections is held.
 #[tokio::test]
 async fn whoever_leaves_is_gone_also_where_the_process_hangs() {
     let Some(served) = with_ports("whoever_leaves_is_gone").await else { return };

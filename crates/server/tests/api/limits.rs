@@ -43,7 +43,7 @@ async fn busy(served: &Served) -> TcpStream {
     stream
 }
 
-/// Reads what is said until the other side closes.
+/// Reads what is sent until the other side closes.
 async fn last_words(mut stream: TcpStream) -> String {
     let mut text = Vec::new();
     let said = stream.read_to_end(&mut text);

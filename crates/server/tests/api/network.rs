@@ -34,7 +34,7 @@ fn whole() -> Value {
     })
 }
 
-/// As it is told: without the value.
+/// As it is returned: without the value.
 fn told() -> Value {
     let mut policy = whole();
     policy["requests"][0]["action"]["headers"]["authorization"] = Value::Null;
@@ -56,7 +56,7 @@ async fn every_field_goes_in_and_comes_out_but_for_values() {
         assert!(!String::from_utf8_lossy(&text).contains("s3cret"), "{path}");
     }
 
-    // What was told may be sent back with a change, and the value stays.
+    // What was returned may be sent back with a change, and the value stays.
     let mut changed = told();
     changed["domains"] = json!(["only.example.com"]);
     let set = json!({ "network": changed }).to_string();
@@ -93,7 +93,7 @@ async fn a_project_has_a_default_and_a_bound_which_admins_set() {
     let seen = served.get(BOX, &served.read).await.json();
     assert_eq!((&seen["network"]["mode"], &seen["own"]), (&json!("deny-all"), &json!(false)));
     assert_eq!(seen["bound"], told());
-    // Sent back as it was told.
+    // Sent back as it was returned.
     let again = served.json(PUT, MAIN, &served.admin, &set.json().to_string()).await;
     assert_eq!(again.json(), set.json(), "{again:?}");
     let gone = served.json(PUT, MAIN, &served.admin, r#"{"default":{"mode":"allow-all"}}"#).await;

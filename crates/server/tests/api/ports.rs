@@ -140,7 +140,7 @@ async fn places_and_cookies_are_put_right_under_a_path() {
     assert_eq!(whole.headers["location"], "/there");
     assert_eq!(whole.headers["set-cookie"], "a=b; Path=/");
 
-    // 200 MB, whose length nobody told: more than any buffer on the way.
+    // 200 MB without a length: more than any buffer on the way.
     let piece = Bytes::from(vec![7u8; 1 << 20]);
     let post = Request::post("/echo").header("host", HOST);
     let post = post.body(pieces(std::iter::repeat_n(piece, 200))).unwrap();
@@ -276,7 +276,7 @@ async fn whoever_does_not_get_there_is_told_why() {
     let again = r#"{"wake_on_request":true}"#;
     served.json(Method::PATCH, "/v1/sandboxes/box", &served.write, again).await;
 
-    // Nothing will ever listen there, which nobody can know of a session so young.
+    // Nothing will ever listen there, which cannot be known of a session so young.
     let slow = get(&served, "x", &at(5000)).await;
     assert_eq!(told(&slow), (504, "SANDBOX_PORT_TIMEOUT".to_owned()));
     assert_eq!(slow.headers["retry-after"], "5");
@@ -379,7 +379,7 @@ while (1) {
 }
 "##;
 
-/// Says back in capitals what it heard, when it has heard all.
+/// Answers in capitals to what it received, when it has received all.
 const UPPER: &str = r##"
 $SIG{CHLD} = 'IGNORE'; socket(L, 2, 1, 0); setsockopt(L, 1, 2, 1);
 bind(L, pack('S n a4 x8', 2, $ARGV[0], "\0\0\0\0")) or die; listen(L, 50);

@@ -1,4 +1,4 @@
-//! HTTPS: certificates, their replacement while the server runs, and what clients are told.
+//! HTTPS: certificates, their replacement while the server runs, and what clients see.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -195,7 +195,7 @@ async fn new_files_are_used_and_bad_ones_are_not() {
     pki.issue("127.0.0.1", DAY, DAY * 60);
     eventually("another certificate", async || show().await != first).await;
     let second = show().await;
-    // The connection from before goes on.
+    // The connection from before continues.
     let request = format!("GET /healthz HTTP/1.1\r\nhost: {}\r\n\r\n", served.address);
     open.write_all(request.as_bytes()).await.unwrap();
     let mut status = [0; 12];

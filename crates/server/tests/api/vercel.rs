@@ -347,7 +347,7 @@ async fn callers_who_want_the_same_new_sandbox_all_get_it() {
         assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
         assert_eq!(answer.json()["session"]["id"], id);
     }
-    // Whoever creates what is there, knowingly, is told.
+    // A client that creates an existing one, knowingly, gets an error.
     let again = served.post("/api/v3/sandboxes", &served.write, &body).await;
     says(&again, 400, "bad_request");
     served.call(Method::DELETE, "/v1/sandboxes/box", &served.write).await;

@@ -50,7 +50,7 @@ async fn watch(served: &Served, session: &str, body: Value) -> Vec<Value> {
     lines(&answer.body)
 }
 
-/// Starts one that goes on, and gives its path.
+/// Starts one that continues, and returns its path.
 async fn begin(served: &Served, session: &str, body: Value) -> String {
     let answer = run(served, session, body).await;
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -246,7 +246,7 @@ async fn a_watcher_hears_at_once_may_leave_and_others_hear_all() {
         assert!(said.iter().all(|line| line.get("command").is_none()), "{said:?}");
     }
 
-    // Commands and logs are there when the session is over; the session does nothing more.
+    // Commands and logs exist when the session is over; the session does nothing more.
     let (main, name) = ("main".parse().unwrap(), "box".parse().unwrap());
     served.engine.stop(&main, &name, Stop::default(), None).await.unwrap();
     let again = lines(&served.get(&format!("{command}/logs"), &served.read).await.body);
@@ -296,7 +296,7 @@ async fn long_output_comes_whole() {
         return;
     };
     let session = served.session("box", Patch::default()).await;
-    // Over what the log keeps: whoever is attached still gets it all.
+    // Over what the log keeps: an attached reader still gets it all.
     for megabytes in [5, 12] {
         let script = format!("yes 'é0123456789' | head -c {}; echo end >&2", megabytes << 20);
         let said = watch(&served, &session, shell(&script)).await;
@@ -305,7 +305,7 @@ async fn long_output_comes_whole() {
         assert!(text.lines().take(100_000).all(|line| line == "é0123456789"));
         assert_eq!(printed(&said, "stderr"), "end\n");
 
-        // Whoever comes later gets all that is kept, and is told where something is missing.
+        // A later reader gets all that is kept, and a note where something is missing.
         let id = said[0]["command"]["id"].as_str().unwrap();
         let logs = served.get(&format!("{session}/cmd/{id}/logs"), &served.read).await;
         let said = lines(&logs.body);

@@ -19,7 +19,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// An archive of plain files as their clients make them: owned by root, whoever unpacks it.
+/// An archive of plain files as their clients make them: owned by root, whichever user unpacks it.
 fn archive(files: &[(&str, u32, &[u8])]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (name, mode, content) in files {

@@ -1,8 +1,8 @@
 //! The least a sandbox can cost: new namespaces, an overlay, `pivot_root`, one program.
 //!
-//! `yardstick <lower> <scratch> <program>` does it once and tells the microseconds it took until the
-//! program had ended. No limits, no filter, no mapping of owners, nothing kept: the benchmark puts
-//! it beside what we do.
+//! `yardstick <lower> <scratch> <program>` does it once and prints the microseconds it took until
+//! the program had ended. No limits, no filter, no mapping of owners, nothing kept: the benchmark
+//! puts it beside what we do.
 
 #![allow(unsafe_code)] // fork and unshare, and nothing else
 

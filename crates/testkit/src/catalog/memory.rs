@@ -39,7 +39,7 @@ struct Tables {
     damaged: BTreeSet<SandboxId>,
     /// How many of the next saves fail.
     failing: usize,
-    /// How many of the next saves find that somebody else was faster.
+    /// How many of the next saves find that another save was faster.
     overtaken: usize,
 }
 
@@ -252,7 +252,7 @@ impl Catalog for MemoryCatalog {
         self.disturb(sandbox).await?;
         let next = self.versions.next(sandbox).await?;
         for layer in layers {
-            // Layers are of this node, whoever has the records.
+            // Layers are of this node, whichever node has the records.
             self.store.write(layer, Durability::Synced).await?;
         }
         if let Some(snapshot) = snapshot {

@@ -233,7 +233,7 @@ async fn snapshots_go_when_nobody_stands_on_them(catalog: &dyn Catalog) {
 /// A change of a sandbox: the revision it is at, the snapshot of a commit, and whether it was removed.
 type Change = (SandboxId, Revision, Option<SnapshotId>, bool);
 
-/// What a watcher was told.
+/// The notifications that a watcher got.
 #[derive(Debug, Default)]
 struct Told(Mutex<Vec<Change>>);
 

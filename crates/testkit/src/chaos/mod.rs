@@ -9,10 +9,10 @@
 //! What counts as a loss:
 //!
 //! - a sandbox or snapshot that was acknowledged is gone, or does not start;
-//! - a generation is lower than one that was told;
+//! - a generation is lower than one that was returned before;
 //! - a file of an acknowledged snapshot is not what it was, byte for byte;
 //! - after the end of the daemon alone: a file that an acknowledged command wrote is not what it was;
-//! - something whose deletion was acknowledged is there again.
+//! - something whose deletion was acknowledged exists again.
 //!
 //! A request that failed, or had no answer, may have been done or not. Errors of the server in quiet times, and
 //! verdicts of `keep fsck` that are wrong, are findings, but no losses.
@@ -93,7 +93,7 @@ impl Campaign {
     ///
     /// # Panics
     ///
-    /// Panics when the campaign itself cannot go on: no disk, no daemon on an empty directory.
+    /// Panics when the campaign itself cannot continue: no disk, no daemon on an empty directory.
     #[must_use]
     pub fn run(&self) -> Report {
         let mut running = CampaignRun::start(self);
@@ -156,7 +156,7 @@ struct CampaignRun<'a> {
     random: Random,
     workers: Vec<Worker>,
     report: Report,
-    /// Problems that `keep fsck` told of.
+    /// Problems that `keep fsck` reported.
     told: BTreeSet<String>,
     // Before the disk it is on.
     daemon: Daemon,
@@ -199,7 +199,7 @@ impl<'a> CampaignRun<'a> {
         sleep(Duration::from_millis(time * slower));
     }
 
-    /// One fault. Returns whether the campaign can go on.
+    /// One fault. Returns whether the campaign can continue.
     fn round(&mut self, round: u64) -> bool {
         let fault = *self.random.pick(&self.campaign.faults);
         self.report.round(fault);
@@ -318,7 +318,7 @@ impl<'a> CampaignRun<'a> {
             End::Kill => self.daemon.kill(),
             End::Cut | End::CutTwice => {
                 self.cut();
-                // Whoever waits for an answer has none coming.
+                // No answer comes any more.
                 phase.set(Phase::OVER);
                 if end == End::CutTwice {
                     self.daemon.spawn();

@@ -1,4 +1,4 @@
-//! What must be true, as far as the server has said so.
+//! What must be true, as far as the server has acknowledged it.
 //!
 //! Every client of a campaign has sandboxes of its own and a model of them. The model distinguishes three things:
 //!
@@ -44,7 +44,7 @@ pub(super) struct Sandbox {
     pub(super) created: bool,
     /// Whether a request to delete it had no answer.
     pub(super) deleting: bool,
-    /// Whether anything but its files is open. Nothing is asked of it until it was checked.
+    /// Whether anything but its files is open. No operation uses it until it was checked.
     pub(super) unsettled: bool,
     /// The highest generation it was seen at.
     pub(super) generation: u64,
@@ -52,7 +52,7 @@ pub(super) struct Sandbox {
     pub(super) expected: Files,
     /// Paths that changed since what is durable.
     pub(super) touched: BTreeSet<String>,
-    /// Paths whose content nobody knows.
+    /// Paths whose content is unknown.
     pub(super) unsure: BTreeSet<String>,
     /// What a rollback or a fork without an answer may have made of the files.
     pub(super) alternatives: Vec<Snapshot>,
@@ -101,7 +101,7 @@ impl Sandbox {
         }
     }
 
-    /// Takes what was found for what is there.
+    /// Takes what was found for what exists.
     pub(super) fn adopt(&mut self, found: &Files, known: &BTreeSet<String>) {
         if !self.alternatives.is_empty() {
             // What is durable is one of several; only what is in all of them is certain.

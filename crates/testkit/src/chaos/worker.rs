@@ -44,14 +44,14 @@ impl Phase {
     }
 }
 
-/// What came of a request.
+/// The outcome of a request.
 pub(super) enum Answer<T> {
     Done(T),
     /// The server says that it did nothing.
     Refused,
     /// It may have been done, or will be.
     Unknown,
-    /// Nobody answers: the daemon is gone.
+    /// No answer: the daemon is gone.
     Gone,
 }
 
@@ -146,7 +146,7 @@ impl Worker {
         self.model.snapshots.entry(snapshot.id).or_insert(kept);
     }
 
-    /// Sends a request, and notes what came of it.
+    /// Sends a request, and notes its outcome.
     async fn ask<T>(
         &mut self,
         phase: &Phase,

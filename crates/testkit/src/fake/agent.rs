@@ -174,7 +174,7 @@ impl Out {
     async fn send(&self, stream: u32, kind: FrameKind, payload: &[u8]) {
         let mut frame = Header { length: payload.len(), stream, kind }.encode().to_vec();
         frame.extend_from_slice(payload);
-        // A daemon that is gone hears nothing.
+        // A daemon that is gone gets nothing.
         let _ = self.0.lock().await.write_all(&frame).await;
     }
 
@@ -217,7 +217,7 @@ async fn converse(inside: Arc<AgentState>, stream: UnixStream) {
                     FrameKind::Data => More::Data(payload),
                     _ => More::End,
                 };
-                // Of a stream that is over nothing more is heard.
+                // Nothing more is read from a stream that is over.
                 let _ = streams.get(&header.stream).map(|stream| stream.send(more));
             }
             FrameKind::Credit => {}
@@ -390,12 +390,12 @@ impl AgentState {
                 out.send(stream, kind, part).await;
             }
         }
-        // Forgotten while it is followed: nobody waits for its end.
+        // Forgotten while it is followed: no caller waits for its end.
         let Ok(exit) = exit.wait_for(Option::is_some).await.map(|exit| *exit) else { return };
         out.done(stream, &Done::Exited(exit.expect("it was waited for"))).await;
     }
 
-    /// Ends commands that run, and tells how many those were.
+    /// Ends commands that run, and returns how many those were.
     fn end_commands(&self, signal: i32, which: impl Fn(&Command) -> bool) -> usize {
         let commands = self.commands.lock();
         let running = commands.iter().filter(|one| one.exit.borrow().is_none() && which(one));

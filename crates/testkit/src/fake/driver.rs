@@ -20,10 +20,10 @@ use tokio::sync::watch;
 
 use super::agent::{Agent, Script};
 
-/// A host that has machines. They go on while no daemon runs.
+/// A host that has machines. They keep running while no daemon runs.
 ///
-/// Dropping it panics if a machine is alive: whoever is done with a sandbox stops or deletes it, or
-/// says that the host lost power.
+/// Dropping it panics if a machine is alive: a test that is done with a sandbox stops or deletes
+/// it, or declares a loss of power.
 #[derive(Debug)]
 pub struct FakeHost {
     dir: PathBuf,
@@ -115,7 +115,7 @@ impl FakeHost {
         machine.agent.ask(InsideQuestion { id: id.to_owned(), user: 0, asked });
     }
 
-    /// Whoever asked in a machine is gone.
+    /// The program that asked in a machine is gone.
     ///
     /// # Panics
     ///

@@ -211,7 +211,7 @@ impl RunningEngine {
         self.runtime.spawn(work(self.engine.clone())).await.expect("it came to its end")
     }
 
-    /// Ends it in the middle of whatever it does, as SIGKILL ends a daemon. Machines go on.
+    /// Ends it in the middle of whatever it does, as SIGKILL ends a daemon. Machines keep running.
     pub fn kill(self) {
         drop(self.engine);
         self.runtime.shutdown_background();

@@ -22,7 +22,7 @@ use crate::random::Random;
 /// How much may be unflushed at a time.
 const CACHE: usize = 64 << 20;
 
-/// What became of the unflushed writes in a power cut.
+/// The outcome of the unflushed writes in a power cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cut {
     /// Writes that are on the disk as a whole.

@@ -62,7 +62,7 @@ const FILESYSTEM_DIR: &str = "fs";
 const BALLAST: &str = ".ballast";
 /// How long the process may take for an answer. Far longer than it takes.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How large a disk is unless told otherwise. Memory is only taken by what is written.
+/// How large a disk is by default. Memory is only taken by what is written.
 pub const DEFAULT_SIZE: u64 = 512 << 20;
 
 /// Lets this test file have fault disks: adds the entry point of the process that serves them. Use it at
@@ -215,7 +215,7 @@ impl FaultDisk {
         }
     }
 
-    /// Ends one fault; what hangs because of it goes on.
+    /// Ends one fault; what hangs because of it continues.
     pub fn heal(&self, fault: FaultId) {
         self.done(&Request::Heal(fault));
     }
@@ -329,7 +329,7 @@ impl Control {
             .env(ASKED, "1")
             // Under nextest it would be counted as a run of its own.
             .env_remove("NEXTEST_EXECUTION_MODE")
-            // Outlives whoever ends the test with its process group, and then cleans up.
+            // Outlives a test that is ended with its process group, and then cleans up.
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())

@@ -86,7 +86,7 @@ struct Disk {
     place: PathBuf,
     filesystem: Filesystem,
     service: Service,
-    /// Serves the file while it is there.
+    /// Serves the file while it exists.
     session: BackgroundSession,
     /// Loop devices of all generations.
     devices: Vec<PathBuf>,
@@ -143,7 +143,7 @@ impl Disk {
         let (filesystem, fuse) = (self.filesystem_dir(), self.place.join(FUSE_DIR));
         self.service.heal(|_| true);
         attach::unmount(&filesystem, BUSY);
-        // Whoever still has it open must not wait for a process that is no more.
+        // Users that still have it open must not wait for a process that is no more.
         self.service.power_off();
         let deadline = Instant::now() + Duration::from_secs(5);
         let held = |device: &&PathBuf| attach::is_attached(device, &self.place);

@@ -21,7 +21,7 @@ pub(super) struct Mounted {
     at: PathBuf,
     /// Its device as the kernel's tables name it, in numbers.
     device: (u32, u32),
-    /// Its device as `stat` tells it. Btrfs has another one here.
+    /// Its device as `stat` reports it. Btrfs has another one here.
     stat: u64,
 }
 
@@ -79,8 +79,8 @@ impl Mounted {
     }
 }
 
-/// Lets a process go on that its control group of version 1 has frozen: a frozen one does not die. A daemon that is killed
-/// during a checkpoint leaves such processes.
+/// Resumes a process that its control group of version 1 has frozen: a frozen one does not die. A
+/// daemon that is killed during a checkpoint leaves such processes.
 fn thaw(process: Pid) {
     let groups = fs::read_to_string(format!("/proc/{}/cgroup", process.as_raw_nonzero()));
     let groups = groups.unwrap_or_default();

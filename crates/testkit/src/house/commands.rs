@@ -51,7 +51,7 @@ pub async fn ok(engine: &Engine, sandbox: &str, line: &str) -> String {
     ran.out
 }
 
-/// Starts a program that nobody waits for.
+/// Starts a program without waiting for it.
 ///
 /// # Panics
 ///

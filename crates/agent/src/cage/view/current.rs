@@ -111,7 +111,7 @@ impl View {
         Activity { tasks, idle }
     }
 
-    /// Follows the load; tells whether there is next to none.
+    /// Follows the load; returns whether there is next to none.
     fn note(&mut self, cpu: &Cpu) -> bool {
         let now = Instant::now();
         let Some((then, used)) = self.last.replace((now, cpu.total())) else { return false };
@@ -142,7 +142,7 @@ impl View {
             active_file: field(&stat, "active_file"),
             inactive_file: field(&stat, "inactive_file"),
             unevictable: field(&stat, "unevictable"),
-            // Version 1 does not tell these.
+            // Version 1 does not report these.
             reclaimable: field(&stat, "slab_reclaimable"),
             unreclaimable: field(&stat, "slab_unreclaimable"),
             stacks: field(&stat, "kernel_stack"),

@@ -40,7 +40,7 @@ pub(super) struct Memory {
     pub(super) tables: u64,
 }
 
-/// Picks so many of the processors, other ones for each turn.
+/// Picks `wanted` of the processors, other ones for each turn.
 pub(super) fn share(all: &[usize], wanted: usize, turn: usize) -> Vec<usize> {
     let wanted = wanted.clamp(1, all.len().max(1));
     let first = turn.wrapping_mul(wanted) % all.len().max(1);
@@ -142,7 +142,7 @@ pub(super) fn stat(cpu: &Cpu, cpus: &[usize], uptime: f64, booted: u64, tasks: u
     let idle = all.saturating_sub(user + system);
     let mut text = format!("cpu  {user} 0 {system} {idle} 0 0 0 0 0 0\n");
     for (index, number) in (0..).zip(cpus) {
-        // Control groups of version 2 do not tell which processor did what, so each did the same.
+        // Control groups of version 2 do not report which processor did what, so each did the same.
         let part = |sum: u64| sum / count + u64::from(index < sum % count);
         let (user, system, idle) = (part(user), part(system), part(idle));
         let _ = writeln!(text, "cpu{number} {user} 0 {system} {idle} 0 0 0 0 0 0");

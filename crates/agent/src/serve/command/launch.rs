@@ -138,7 +138,7 @@ pub(crate) fn launch(plan: &Plan<'_>) -> Result<i32, RequestError> {
     match child.failed {
         None => Ok(pid),
         Some((step, errno)) => {
-            // SAFETY: `pid` is our child, which has ended; nobody else can have waited for it,
+            // SAFETY: `pid` is our child, which has ended; nothing else can have waited for it,
             // since all waiting happens on this thread.
             unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
             Err(explain(plan, step, &io::Error::from_raw_os_error(errno)))
@@ -227,8 +227,8 @@ fn clone_and_wait(child: &mut Child) -> io::Result<i32> {
 
 /// The child's whole life until it executes.
 extern "C" fn run(argument: *mut c_void) -> c_int {
-    // SAFETY: `clone_and_wait` passes a `Child` that nobody else touches meanwhile. Everything below
-    // is a system call or plain reads and writes of that memory.
+    // SAFETY: `clone_and_wait` passes a `Child` that nothing else touches meanwhile. Everything
+    // below is a system call or plain reads and writes of that memory.
     unsafe {
         let child = &mut *argument.cast::<Child>();
         let step = prepare(child);
@@ -238,10 +238,11 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     }
 }
 
-/// Turns the child into what the command is to be, short of executing it.
+/// Turns the child into the command, except for executing it.
 unsafe fn prepare(child: &Child) -> Result<(), (LaunchStep, c_int)> {
     // SAFETY: system calls on the child's own copies of descriptors and signal actions. The ids are
-    // set by raw calls: the C library's wrappers would try to tell the agent's other threads.
+    // set by raw calls: the C library's wrappers would try to change the agent's other threads,
+    // too.
     unsafe {
         let check = |step: LaunchStep, result: libc::c_long| {
             if result < 0 { Err((step, *libc::__errno_location())) } else { Ok(()) }
@@ -285,7 +286,7 @@ unsafe fn prepare(child: &Child) -> Result<(), (LaunchStep, c_int)> {
         // the two signals it uses itself, and they may have been ignored before us.
         let default = [0_u64; 4];
         for signal in 1..=SIGNALS {
-            // The two that cannot be set say so, and need not be.
+            // The two that cannot be set return an error, and need not be.
             let nowhere = ptr::null_mut::<c_void>();
             libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), nowhere, SIGSET);
         }
@@ -297,7 +298,7 @@ unsafe fn prepare(child: &Child) -> Result<(), (LaunchStep, c_int)> {
 }
 
 /// Executes the first candidate that can be; returns only when none can, with the reason that says
-/// most: a file that is there but may not be executed beats one that is not there.
+/// most: a file that exists but may not be executed beats one that does not exist.
 unsafe fn execute(child: &mut Child) -> c_int {
     let mut reason = libc::ENOENT;
     let mut at = 0;
@@ -375,8 +376,8 @@ pub(crate) fn signal_group(group: i32, signal: c_int) -> io::Result<()> {
 
 /// Lets the runtime say when a descriptor is ready.
 pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` that nobody can reach mutably in there names the same open file until it
-    // is dropped, which is after it was deregistered.
+    // SAFETY: an `OwnedFd` that nothing can reach mutably in there names the same open file until
+    // it is dropped, which is after it was deregistered.
     unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(|error| error.into_parts().1)
 }
 

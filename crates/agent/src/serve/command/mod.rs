@@ -64,7 +64,7 @@ pub(crate) struct Command {
     pub(crate) pid: i32,
     /// Commands are listed in this order.
     pub(crate) number: u64,
-    /// How often the kernel had killed a process for want of memory when this one was started.
+    /// How often the kernel had killed a process out of memory when this one was started.
     pub(crate) oom_kills_before: u64,
     terminal: Option<Rc<AsyncFd<OwnedFd>>>,
     state: RefCell<CommandState>,
@@ -94,7 +94,7 @@ struct Attached {
     sent: u64,
     /// How much standard input the host may send.
     allowed: usize,
-    /// How much was written to the process that the host was not told.
+    /// How much was written to the process without an acknowledgement to the host.
     owed: usize,
 }
 
@@ -103,7 +103,7 @@ struct Attached {
 struct StdinQueue {
     queue: VecDeque<u8>,
     taken: u64,
-    /// The last byte taken, which decides how a terminal is told of the end.
+    /// The last byte taken, which decides how the end is signalled to a terminal.
     last: Option<u8>,
     ended: bool,
     /// The process reads no more.
@@ -150,7 +150,7 @@ impl Command {
         self.wake.notify_one();
     }
 
-    /// Lets the command go once whoever is attached was told how it ended.
+    /// Drops the command once the attached listener got its exit.
     pub(crate) fn forget(&self) {
         self.state.borrow_mut().forgotten = true;
         self.wake.notify_one();
@@ -188,7 +188,7 @@ impl Command {
     }
 
     /// Attaches another listener from byte `from` on; what is before it counts as kept. An earlier
-    /// listener is told and let go.
+    /// listener is notified and dropped.
     pub(crate) fn attach(&self, out: &Rc<Outbound>, stream: u32, from: u64) {
         let earlier = self.state.borrow_mut().attached.take();
         if let Some(earlier) = earlier {
@@ -274,7 +274,8 @@ impl Command {
         })
     }
 
-    /// Moves bytes until the command is over and its outcome was told or can be had by attaching.
+    /// Moves bytes until the command is over and its outcome was reported or is available by
+    /// attaching.
     pub(crate) async fn run(self: Rc<Self>, mut ends: Ends, scratch: Rc<RefCell<Vec<u8>>>) {
         let mut ending = Ending::default();
         loop {
@@ -329,7 +330,7 @@ impl Command {
         self.tell_the_end().await;
     }
 
-    /// Sends what is held and the outcome to whoever is attached, now or later.
+    /// Sends what is held and the outcome to the attached listener, now or later.
     async fn tell_the_end(&self) {
         loop {
             let blocked = self.flush();
@@ -356,7 +357,7 @@ impl Command {
             *attached = None;
             return None;
         }
-        // Not gathered: whoever sends to a slow reader is told to the byte how far it has come.
+        // Not gathered: the sender to a slow reader learns to the byte how far it has come.
         if listener.owed > 0 {
             listener.out.credit(listener.stream, listener.owed);
             listener.allowed += std::mem::take(&mut listener.owed);
@@ -370,7 +371,7 @@ impl Command {
         }
         let (true, Some(exit)) = (*over, *exit) else { return None };
         let listener = attached.take()?;
-        // The stream's end comes back to this command, which must be free by then.
+        // The end of the stream calls this command again, which must be free by then.
         drop(state);
         listener.out.done(listener.stream, &Done::Exited(exit));
         None
@@ -396,7 +397,7 @@ impl Command {
                 state.backlog.push(kind, buffer.get(..count).unwrap_or_default());
             }
             Err(error) if is_transient(&error) => {}
-            // A terminal nobody holds any more says EIO.
+            // A terminal without an open end returns EIO.
             Err(_) => *end = None,
         }
     }
@@ -481,7 +482,8 @@ impl Ending {
         self.late.map_or(quiet, |late| late.min(quiet))
     }
 
-    /// Whether to wait no longer. While there is no room nothing can be heard, so silence says nothing.
+    /// Whether to wait no longer. While there is no room nothing can be read, so silence means
+    /// nothing.
     fn reached(&mut self, room: usize) -> bool {
         if std::mem::replace(&mut self.deafened, room == 0) {
             self.quiet = Some(Instant::now() + QUIET);

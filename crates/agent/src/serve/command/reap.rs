@@ -14,10 +14,11 @@ use crate::serve::Agent;
 use crate::serve::command::launch;
 use crate::serve::error::RequestError;
 
-/// How long processes may take to vanish after SIGKILL before the host is told that they will not.
+/// How long processes may take to vanish after SIGKILL before the host gets an error that they will
+/// not.
 const STUBBORN: Duration = Duration::from_secs(10);
 
-/// The signal that only asks whether anybody is there.
+/// The signal that only checks whether a process exists.
 const NONE: i32 = 0;
 
 /// News of ended children.
@@ -73,11 +74,11 @@ pub(crate) async fn quiesce(agent: &Agent, grace: Duration) -> Result<(), Reques
         return Err(RequestError::new(Failure::Fault, message));
     }
     let start = Instant::now();
-    // A day is longer than anybody waits, and adds up safely.
+    // A day is longer than any caller waits, and adds up safely.
     let grace = grace.min(Duration::from_secs(86_400));
     if !grace.is_zero() {
         signal_all(Signal::TERM.as_raw());
-        // Stopped processes do not see it until they go on.
+        // Stopped processes do not see it until they resume.
         signal_all(Signal::CONT.as_raw());
     }
     let mut pause = Duration::from_millis(1);
@@ -99,7 +100,7 @@ pub(crate) async fn quiesce(agent: &Agent, grace: Duration) -> Result<(), Reques
     }
 }
 
-/// Signals everybody but ourselves; true if there was nobody.
+/// Signals every process but ourselves; true if there was none.
 fn signal_all(signal: i32) -> bool {
     launch::signal_all(signal).is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::SRCH))
 }

@@ -73,7 +73,7 @@ impl SecretFiles {
             let count = rustix::io::write(&written, rest)?;
             rest = rest.get(count..).unwrap_or_default();
         }
-        // Last: nobody else can open it before it is complete.
+        // Last: no other user can open it before it is complete.
         rustix::fs::fchown(&written, Some(Uid::from_raw(identity.uid)), None)
     }
 }

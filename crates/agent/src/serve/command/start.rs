@@ -107,7 +107,8 @@ fn on_behalf(env: &mut BTreeMap<String, String>, from: &Identity, argv: &[String
     ]);
 }
 
-/// No more than `sudo` itself tells: a variable that is too long would keep the program from starting.
+/// No more than `sudo` itself sets: a variable that is too long would keep the program from
+/// starting.
 fn truncated(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(4096));
     text

@@ -12,7 +12,7 @@ use super::entry;
 use crate::serve::error::RequestError;
 use crate::serve::files::worker::FileTarget;
 
-/// How many entries one answer has at the most.
+/// How many entries one answer has at most.
 const ENTRIES: usize = 10_000;
 /// How large one answer may get, with room for what is around the entries.
 const BYTES: usize = MAX_PAYLOAD - (64 << 10);

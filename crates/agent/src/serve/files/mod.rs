@@ -103,7 +103,7 @@ pub(crate) fn make_parents(path: &Path) -> Result<(), RequestError> {
     }
 }
 
-/// Tells what is at a path, without following a final symlink.
+/// Returns the metadata of a path, without following a final symlink.
 pub(crate) fn stat(target: FileTarget) -> Result<Reply, RequestError> {
     let path = &target.path;
     let meta =

@@ -6,8 +6,8 @@
 //! leads outside. What stands where an entry goes is removed, not written through. Devices are
 //! refused. A refused entry ends the work; entries before it stay.
 //!
-//! Asked to, it does go through links, and refuses to put a file where a directory stands, as whoever
-//! writes files one by one would; it never gets further than its user.
+//! On request it does go through links, and refuses to put a file where a directory stands, as
+//! writing files one by one would; it never gets further than its user.
 //!
 //! Root keeps the archive's owners, as far as the sandbox has them; everybody else owns what they
 //! unpack.
@@ -97,7 +97,7 @@ fn refused(name: &Path, why: &str) -> RequestError {
     RequestError::new(Failure::Invalid, format!("the tar entry `{}` {why}", name.display()))
 }
 
-/// Reads the archive and stops headers that never end; whoever parses them keeps them in memory.
+/// Reads the archive and stops headers that never end; the parser keeps them in memory.
 struct Metered<'a> {
     task: &'a mut FileTask,
     left: &'a Cell<Option<u64>>,
@@ -116,7 +116,7 @@ impl Read for Metered<'_> {
     }
 }
 
-/// What an entry says of itself besides its contents.
+/// The metadata of an entry.
 #[derive(Debug, Clone)]
 struct Traits {
     mode: Mode,
@@ -156,7 +156,7 @@ impl Unpacking {
         }
         let name = inside(Path::new(OsStr::from_bytes(&raw)))?;
         let Some(leaf) = name.file_name() else {
-            // The directory itself, which is there.
+            // The directory itself, which exists.
             return match kind {
                 EntryType::Directory => Ok(false),
                 _ => Err(refused(&name, "is a directory")),
@@ -262,7 +262,8 @@ impl Unpacking {
             }
         }
         match set_attributes(&file, traits) {
-            // What a link leads to may be somebody else's, to write but not to change.
+            // The target of a link may belong to another user, who lets others write it but not
+            // change its owner.
             Err(Errno::PERM) if there == Some(FileType::Symlink) => Ok(()),
             set => set.map_err(|errno| problem(errno.into())),
         }
@@ -316,7 +317,7 @@ impl Unpacking {
         }
         match unlinkat(parent, leaf, AtFlags::empty()) {
             Err(Errno::ISDIR) => {
-                // A directory of ours may be the one that is remembered.
+                // The directory to remove may be the remembered one.
                 self.last = None;
                 unlinkat(parent, leaf, AtFlags::REMOVEDIR)?;
             }
@@ -378,7 +379,7 @@ impl Unpacking {
     }
 }
 
-/// What is there under a name, a link itself and not where it leads.
+/// What exists under a name, a link itself and not where it leads.
 fn existing(parent: &OwnedFd, leaf: &OsStr) -> Option<FileType> {
     let stat = statat(parent, leaf, AtFlags::SYMLINK_NOFOLLOW).ok()?;
     Some(FileType::from_raw_mode(stat.st_mode))

@@ -168,7 +168,7 @@ impl Packing<'_> {
     }
 }
 
-/// What is there; nothing if it has vanished.
+/// The result; nothing if the file has vanished.
 fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(thing) => Ok(Some(thing)),

@@ -3,8 +3,8 @@
 //! A piece of work runs on a thread that becomes the user it is for, does one thing and ends; the
 //! kernel checks its permissions like any process's. The thread talks to its stream through
 //! [`FileTask`]; the task in between waits for credit and for room on the connection, so the thread
-//! stands still when the host does. When the stream is dropped the task says so at the next use, and
-//! the work breaks off.
+//! blocks when the host does. When the stream is dropped the task says so at the next use, and the
+//! work breaks off.
 
 use std::cell::Cell;
 use std::io::{self, Read, Write};
@@ -98,7 +98,7 @@ impl Transfer {
         self.allowed.set(allowed);
         // An empty frame costs no credit, so it must cost no memory.
         if !bytes.is_empty() {
-            // Whoever no longer listens is about to end the stream.
+            // A task that no longer listens is about to end the stream.
             let _ = self.input.send(Input::Data(bytes.to_vec()));
         }
         true
@@ -179,7 +179,7 @@ impl FileTask {
             Err(problem) if self.replied => Event::Done(problem.done()),
             Err(problem) => Event::Reply(problem.reply()),
         };
-        // If nobody listens, nobody needs to know.
+        // Without a listener the event is not needed.
         let _ = self.tell(event);
     }
 }
@@ -333,7 +333,7 @@ pub(crate) fn moving(
                 Event::Done(done) => return mine.done(stream, &done),
             }
         }
-        // The thread ended without a word.
+        // The thread ended without a reply.
         if replied {
             mine.done(stream, &broken().done());
         } else {

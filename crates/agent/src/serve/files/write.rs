@@ -1,9 +1,9 @@
 //! Writing a file: all of it, or nothing.
 //!
 //! Bytes go to a temporary name beside the file, which is then renamed over it, so a reader sees the
-//! old file or the new one. A symlink is written through, like a shell would. A file that is there
-//! keeps its owner and, unless told otherwise, its mode. Where nothing can be put beside it (a
-//! directory the user may not write to, a file that is a mount) the file is overwritten in place.
+//! old file or the new one. A symlink is written through, like a shell would. An existing file
+//! keeps its owner and, by default, its mode. Where nothing can be put beside it (a directory the
+//! user may not write to, a file that is a mount) the file is overwritten in place.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Write};
@@ -58,7 +58,7 @@ fn follow(path: &Path) -> Result<PathBuf, RequestError> {
     Err(RequestError::io("write", &path, &Errno::LOOP.into()))
 }
 
-/// What is there, if it is something that can be written.
+/// What exists, if it is something that can be written.
 fn existing(path: &Path) -> Result<Option<Metadata>, RequestError> {
     let problem = |error: io::Error| RequestError::io("write", path, &error);
     let invalid = |what: &str| {
@@ -169,7 +169,7 @@ fn overwrite(path: &Path, task: &mut FileTask, mode: Option<u32>) -> Result<(), 
 pub(crate) struct Temporary(pub(in crate::serve) PathBuf);
 
 impl Temporary {
-    /// A name beside `path` that nobody uses.
+    /// An unused name beside `path`.
     pub(crate) fn name(path: &Path) -> PathBuf {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -182,7 +182,7 @@ impl Temporary {
     fn beside(path: &Path) -> io::Result<(File, Self)> {
         let temporary = Self::name(path);
         let mut options = File::options();
-        // Nobody else reads it before it is whole.
+        // No other user reads it before it is whole.
         options.write(true).read(true).create_new(true).mode(0o600);
         let file = options.open(&temporary)?;
         Ok((file, Self(temporary)))

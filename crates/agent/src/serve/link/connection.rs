@@ -58,7 +58,8 @@ impl Drop for Task {
 #[derive(Debug)]
 struct Violation;
 
-/// Serves a connection until it ends, by itself or because a newer one was greeted. What is said begins with `first`.
+/// Serves a connection until it ends, by itself or because a newer one was greeted. Its input
+/// begins with `first`.
 pub(crate) async fn serve(agent: Rc<Agent>, transport: Transport, first: &[u8]) {
     let out = Outbound::new(transport, first);
     let writer = tokio::task::spawn_local(Rc::clone(&out).write());

@@ -3,8 +3,9 @@
 //! A port is shared by all connections, one after the other: see [`sandkeep_proto::serial`]. What is read from it beyond the
 //! beginning of the next connection is kept for that one.
 //!
-//! The kernel calls a port with nobody at its other end *hung up*, which the runtime takes for the end of all things. So it is
-//! watched by an `epoll` of our own, which only tells changes, and the runtime watches that.
+//! The kernel calls a port with nobody at its other end *hung up*, which the runtime takes for the
+//! end of the stream. So it is watched by an `epoll` of our own, which only reports changes, and
+//! the runtime watches that.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -114,7 +115,7 @@ impl Port {
         }))
     }
 
-    /// Tells whoever waits that something has changed, for as long as the agent lives.
+    /// Notifies the waiting tasks that something has changed, for as long as the agent lives.
     pub(crate) async fn watch(self: Rc<Self>) {
         loop {
             let Ok(mut ready) = self.changes.readable().await else {
@@ -127,7 +128,7 @@ impl Port {
                 data: epoll::EventData::new_u64(0),
             }];
             let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-            // What is told is only that it is worth while to try.
+            // An event only means that it is worth a try.
             let _ = epoll::wait(self.changes.get_ref().as_fd(), &mut events, Some(&at_once));
             self.can_read.set(true);
             self.can_write.set(true);
@@ -158,7 +159,7 @@ impl Port {
         loop {
             let Incoming { decoder, raw, used, begun } = incoming;
             let mut rest = raw.get(*used..).unwrap_or_default();
-            // The end of what is heard at one time must fit.
+            // The end of what is decoded at one time must fit.
             let most = rest.len().min(into.len());
             rest = rest.get(..most).unwrap_or_default();
             let before = rest.len();
@@ -218,7 +219,7 @@ impl Port {
             }
             match incoming.fill(&self.device, &self.can_read) {
                 Ok(true) => {}
-                // Nobody is there: a change when somebody comes.
+                // No peer is connected: a change when one connects.
                 Ok(false) => {
                     self.can_read.set(false);
                     return None;

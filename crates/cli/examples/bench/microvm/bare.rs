@@ -99,7 +99,8 @@ impl Template {
         for flag in ["-M", "-accel", "-cpu", "-smp", "-m"] {
             argv.extend([flag.to_owned(), value(flag)?]);
         }
-        // What boots is told how fast its clock is; what is restored, as ours was, knows.
+        // A machine that boots gets the frequency of its clock; a restored one, as ours was, knows
+        // it.
         let khz = sandkeep_testkit::microvm::kernel()?.tsc_khz;
         argv.extend(["-append".to_owned(), format!("{} tsc_early_khz={khz}", value("-append")?)]);
         let memory = value("-object")?
@@ -172,7 +173,7 @@ impl Bare {
         }
     }
 
-    /// Loads devices and goes on.
+    /// Loads devices and resumes.
     fn restore(&self, state: &Path) -> Outcome<()> {
         let mut control = self.control()?;
         control.leave_memory_out()?;

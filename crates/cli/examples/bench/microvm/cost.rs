@@ -1,4 +1,4 @@
-//! What machines take up on the host.
+//! What machines use on the host.
 
 use std::collections::BTreeSet;
 use std::fs;

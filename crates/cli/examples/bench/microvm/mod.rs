@@ -1,7 +1,7 @@
 //! Machines with memory: ours over HTTP, beside bare QEMU with the same kernel and beside runsc, in one run.
 //!
 //! What is measured of forks and captures is also what they cost: memory of the hypervisors' processes as the kernel
-//! tells it, and disk space as the filesystem does.
+//! reports it, and disk space as the filesystem does.
 
 mod bare;
 mod cost;
@@ -29,10 +29,11 @@ struct Rounds {
     dirty: &'static [u32],
 }
 
-/// How long nobody asks for anything before a machine is created or resumed, as those do who are not in a loop.
+/// How long the server gets no requests before a machine is created or resumed, as with users who
+/// are not in a loop.
 const BREATH: Duration = Duration::from_secs(1);
 
-/// Overwrites so many MB of memory with what was not there before.
+/// Overwrites a number of MB of memory with new content.
 const DIRTY: &str = r#"my ($mb, $salt) = @ARGV; open my $f, '>', '/dev/shm/dirty' or die;
 for my $page (1 .. $mb * 256) { print $f pack('N', $page * 2654435761 + $salt) x 1024 }
 close $f; unlink '/dev/shm/older'; rename '/dev/shm/dirty', '/dev/shm/older';"#;
@@ -208,10 +209,10 @@ impl Bench {
         Ok(())
     }
 
-    /// Forks of a machine that runs, and what they take up.
+    /// Forks of a machine that runs, and what they use.
     async fn forks(&self) -> Outcome<String> {
         self.create("source").await?;
-        // Something to share: a process with memory of its own that goes on counting.
+        // Something to share: a process with memory of its own that keeps counting.
         let count =
             r"my $x = 'x' x (32 << 20); while (1) { $i++; select undef, undef, undef, 0.5 }";
         let argv = ["/bin/perl", "-e", count].map(str::to_owned).to_vec();

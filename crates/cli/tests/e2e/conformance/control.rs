@@ -1,4 +1,5 @@
-//! A socket through which a suite kills and starts its daemon: a word a line, answered with `ok`.
+//! A socket through which a suite kills and starts its daemon: one command per line, answered with
+//! `ok`.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -173,7 +173,7 @@ impl Outside {
 }
 
 /// A port of the loopback that is free and stays so until a suite listens on it: below those the kernel
-/// deals out to whoever asks for any, and apart from what suites in other processes begin with.
+/// assigns to programs that ask for any, and apart from what suites in other processes begin with.
 fn port_for_later() -> u16 {
     let first = std::process::id() % 10_000;
     let mut ports = (0..10_000).map(|step| 20_000 + ((first + step) % 10_000) as u16);
@@ -199,7 +199,7 @@ fn packages(test: &str) -> Option<PathBuf> {
         "the published packages are not installed; `./dev test` does it, or `conformance/vercel/install {}`",
         place.display()
     );
-    // Whoever installs them means these tests to run.
+    // A host with these installed must run these tests.
     assert!(std::env::var_os("SANDKEEP_CONFORMANCE").is_none(), "{why}");
     skipped(test, &why);
     None

@@ -6,14 +6,14 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 
-/// What came of a suite.
+/// The result of a suite.
 #[derive(Debug)]
 pub(super) struct Row {
     /// What was tested, as its first cell has it.
     what: String,
     version: String,
     passed: u64,
-    /// Cases that cannot be asked of this version, and why.
+    /// Cases that this version cannot run, and why.
     skipped: Vec<String>,
 }
 

@@ -18,7 +18,7 @@ pub(super) enum UnusableIndex {
     Damaged(String),
 }
 
-/// Opens what is there and looks whether it can be used.
+/// Opens the existing file and checks whether it can be used.
 pub(super) async fn usable(file: &Path) -> Result<SqliteDb, UnusableIndex> {
     let damaged = |error: DbError| UnusableIndex::Damaged(error_chain(&error));
     let is_file = fs::symlink_metadata(file).is_ok_and(|found| found.is_file());
@@ -58,7 +58,7 @@ pub(super) async fn begin(file: &Path, db: &SqliteDb) -> Result<Stamp, String> {
     Ok(stamp)
 }
 
-/// Makes an empty index in the place of whatever is there, or in memory.
+/// Makes an empty index in the place of an existing one, or in memory.
 pub(super) async fn make(file: &Path) -> DbResult<(SqliteDb, Option<Stamp>)> {
     let made = async {
         clear_away(file).map_err(|error| error.to_string())?;
@@ -76,7 +76,7 @@ pub(super) async fn make(file: &Path) -> DbResult<(SqliteDb, Option<Stamp>)> {
     }
 }
 
-/// Removes an index. A directory in its place is nothing of ours, and is moved.
+/// Removes an index. A directory in its place is not ours, and is moved.
 pub(super) fn clear_away(file: &Path) -> io::Result<()> {
     for suffix in ["", "-wal", "-shm", "-journal"] {
         let mut name = file.as_os_str().to_owned();

@@ -23,7 +23,7 @@ pub(super) async fn fill(db: &SqliteDb, manifests: &dyn Manifests) -> DbResult<(
             sandbox.phase_at = sandbox.used_at;
         }
         match db.put_sandbox(&sandbox).await {
-            // One of that name is there: a manifest was copied. It costs that one alone.
+            // One of that name exists: a manifest was copied. Only that one is left out.
             Err(error) if !is_unusable(&error) => {
                 tracing::error!(sandbox = %sandbox.id, error = error_chain(&error), "a sandbox was left out of the index");
                 continue;

@@ -1,4 +1,4 @@
-//! Documents in rows, and what SQLite says when it does not take one.
+//! Documents in rows, and SQLite's errors for those that it refuses.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -5,7 +5,7 @@
 //! before anything is acknowledged.
 //!
 //! For the same reason it has no migrations: a file of another [`VERSION`] is emptied, and
-//! [`Db::is_fresh`](crate::db::Db::is_fresh) tells that it has to be filled from the manifests.
+//! [`Db::is_fresh`](crate::db::Db::is_fresh) reports that it has to be filled from the manifests.
 
 use std::path::Path;
 use std::time::Duration;

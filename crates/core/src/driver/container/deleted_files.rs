@@ -1,4 +1,5 @@
-//! What a machine's processes do to the disk, seen from outside: for filesystems that do not hold a directory to a limit.
+//! The disk usage of a machine's processes as the host sees it: for filesystems without limits on
+//! directories.
 //!
 //! A file that was removed and is still open, or mapped, takes up room that no walk over directories finds. Those are looked for
 //! among the descriptors and mappings of the machine's processes. The work is bounded, and shared out evenly: a machine with a million descriptors hides
@@ -27,7 +28,7 @@ const WATCHED: Duration = Duration::from_millis(50);
 /// The filesystem of shared memory, from `linux/magic.h`: what is in it counts as memory.
 const TMPFS: u64 = 0x0102_1994;
 
-/// What takes up room without a name.
+/// The deleted files that take space.
 pub(super) fn unnamed(host: &Host, key: &MachineKey) -> DriverResult<Vec<Unnamed>> {
     let (record, _process) = host.demand(key)?;
     let mut held = DeletedFiles::among(record.pid);
@@ -121,7 +122,7 @@ impl DeletedFiles {
         Self { mounts, found: HashMap::new(), seen: HashSet::new(), text_left: MAPPINGS }
     }
 
-    /// Looks at one of so many processes. One that ends meanwhile holds nothing.
+    /// Looks at one of `of` processes. One that ends meanwhile holds nothing.
     fn look_at(&mut self, pid: u32, of: usize) {
         let share = (DESCRIPTORS / of.max(1)).max(16);
         if let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) {

@@ -3,7 +3,7 @@
 //! The daemon does nothing privileged itself. It makes a machine's runtime directory and control
 //! groups, then runs `keep-agent cage`, which builds the cage and leaves its first process behind
 //! (see `crates/agent/src/cage/mod.rs`). That process is not a child of the daemon, which may die
-//! and come back without it noticing.
+//! and be restarted without it noticing.
 //!
 //! ```text
 //! <run_dir>/<key>/            0700, made by start, gone after stop
@@ -17,8 +17,9 @@
 //!
 //! *What is left to the background.* Taking an overlay down means forgetting every file that was
 //! looked at through it, and a sync of the whole filesystem: up to a hundred milliseconds in which
-//! nothing can be written any more and nobody needs to wait. So `stop` holds the mounts until the
-//! processes are gone and the layer is sealed ([`release`]), and a builder that has swapped a root is not waited for.
+//! nothing can be written any more and no caller needs to wait. So `stop` holds the mounts until
+//! the processes are gone and the layer is sealed ([`release`]), and a builder that has swapped a
+//! root is not waited for.
 //!
 //! *Prebuilt containers.* See [`prebuilt`].
 //!
@@ -71,7 +72,7 @@ const TURN: Duration = Duration::from_secs(1);
 /// Where the driver keeps things on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerConfig {
-    /// The `keep-agent` program on disk, written by nobody but root.
+    /// The `keep-agent` program on disk, which only root may write.
     pub agent: PathBuf,
     /// Where running machines have their directories. Made if absent, closed to all but root.
     pub run_dir: PathBuf,
@@ -295,8 +296,8 @@ fn build(host: &Host, machine: &Machine, builder: Builder) -> DriverResult<Link>
             Ok(link(host, key))
         }
         Err(error) => {
-            // The cause is what the caller needs to hear; what is left over now, if anything,
-            // is cleared by the next start, stop or survivors.
+            // The caller needs the cause of the failure; the next start, stop or survivors clears
+            // any leftovers of this one.
             let _ = host.clear(key);
             drop(lock);
             Err(error)
@@ -345,7 +346,7 @@ async fn hand_over(directory: &File) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Thaws a machine when it goes, however that comes about.
+/// Thaws a machine when it is dropped, for whatever reason.
 struct Thaw<'a> {
     host: &'a Host,
     key: &'a MachineKey,

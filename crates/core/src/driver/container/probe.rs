@@ -1,8 +1,8 @@
-//! What this host can and cannot do, found out by doing it.
+//! Finds what this host can and cannot do, by doing it.
 //!
-//! Kernel versions tell little: features are switched off, backported, or missing from one
-//! filesystem. So a small machine is started on the data directory's own filesystem, and where that
-//! breaks off tells what is missing. `keep doctor` shows the result.
+//! A kernel's version says little: distributions switch features off, backport them, or lack them
+//! on one filesystem. So a small machine is started on the data directory's own filesystem, and the
+//! step at which that fails shows what is missing. `keep doctor` shows the result.
 
 use std::fs;
 use std::path::Path;
@@ -116,8 +116,8 @@ async fn try_a_machine(driver: &ContainerDriver, key: &str, scratch: &Path) -> D
     started.and(stopped)
 }
 
-/// Everything before the step that failed works; the step itself does not; of the rest nothing is
-/// known and nothing is said.
+/// Every step before the failed one works; the failed step does not; the result of the later steps
+/// is unknown and is not reported.
 fn read_outcome(outcome: &DriverResult<()>) -> Vec<Check> {
     let works =
         |name: &'static str| Check { name, ok: true, detail: "works".to_owned(), fix: None };

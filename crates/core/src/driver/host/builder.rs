@@ -29,7 +29,7 @@ impl Host {
         Ok(Builder { process: Some(process), agent: agent.clone() })
     }
 
-    /// Runs `keep-agent`, gives it what `plan` makes, and hears what came of it.
+    /// Runs `keep-agent`, passes it what `plan` makes, and returns its result.
     pub(crate) fn agent<T: Serialize>(
         &self,
         mode: &str,
@@ -52,7 +52,7 @@ impl Builder {
         self.process.as_mut().is_some_and(|process| matches!(process.try_wait(), Ok(None)))
     }
 
-    /// Gives it what `plan` makes, and hears what came of it.
+    /// Passes it what `plan` makes, and returns its result.
     pub(crate) fn build<T: Serialize>(
         mut self,
         plan: impl FnOnce() -> DriverResult<T>,

@@ -39,7 +39,7 @@ const SOCKETS: u64 = 4;
 const SOCKETS_AT_LEAST: u64 = 4 << 20;
 /// The span over which CPU time is rationed.
 const PERIOD_US: u64 = 100_000;
-/// How long the kernel may take to freeze a group, or to let go of an empty one.
+/// How long the kernel may take to freeze a group, or to release an empty one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// This host's control groups, and our place in them.
@@ -146,8 +146,8 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Ends every process in a machine's group, whoever it is, and returns when there is none. For machines whose
-    /// first process is not known: with it gone, there would be nobody left.
+    /// Ends every process in a machine's group, and returns when there is none. For machines whose
+    /// first process is not known: when that one ends, so do all others.
     pub(crate) fn end(&self, key: &MachineKey) -> DriverResult<()> {
         let deadline = Instant::now() + PATIENCE;
         let path = self.any(key).join("cgroup.procs");
@@ -239,7 +239,7 @@ impl Cgroups {
         MachineLoad { used, memory, processes: Some(number(pids.join("pids.current"))) }
     }
 
-    /// How many of a machine's processes were killed for want of memory; 0 where nothing is counted.
+    /// How many of a machine's processes were killed out of memory; 0 where nothing is counted.
     pub(crate) fn oom_kills(&self, key: &MachineKey) -> u64 {
         let file = match &self.trees {
             Trees::V1(_) => self.v1("memory", key).join("memory.oom_control"),
@@ -252,7 +252,7 @@ impl Cgroups {
     pub(crate) fn freeze(&self, key: &MachineKey) -> DriverResult<()> {
         let frozen = self.try_freeze(key);
         if frozen.is_err() {
-            // Half frozen is frozen, for whoever is.
+            // A half frozen group counts as frozen for its processes.
             self.thaw(key)?;
         }
         frozen
@@ -262,7 +262,7 @@ impl Cgroups {
         let deadline = Instant::now() + PATIENCE;
         let (order, watched) = self.freezer(key);
         loop {
-            // Version 1 can get stuck half way and goes on when it is told again.
+            // Version 1 can get stuck half way and continues when the value is written again.
             write(&order.0, order.1)?;
             let text = fs::read_to_string(&watched).map_err(failed("read", &watched))?;
             if text.trim() == "FROZEN" || field(&text, "frozen") == 1 {
@@ -275,7 +275,7 @@ impl Cgroups {
         }
     }
 
-    /// Lets a machine's processes go on.
+    /// Resumes a machine's processes.
     pub(crate) fn thaw(&self, key: &MachineKey) -> DriverResult<()> {
         match &self.trees {
             Trees::V1(_) => {
@@ -406,8 +406,8 @@ impl Cgroups {
     }
 }
 
-/// Finds the trees in the text of `/proc/self/mountinfo`; `has_all` tells whether a version 2 tree
-/// has the controllers we need.
+/// Finds the trees in the text of `/proc/self/mountinfo`; `has_all` returns whether a version 2
+/// tree has the controllers we need.
 fn trees(mountinfo: &str, has_all: impl Fn(&Path) -> bool) -> Result<Trees, String> {
     let mut v1 = BTreeMap::new();
     let mut v2 = None;

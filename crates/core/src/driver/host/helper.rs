@@ -1,4 +1,4 @@
-//! Runs programs of the host, confined. The only place where the daemon does.
+//! Runs programs of the host, confined. Nothing else in the daemon does.
 //!
 //! A helper (`mkfs.erofs`, `mkfs.ext4`, ...) reads data that sandboxes wrote, so it must be assumed to be compromised by its input.
 //! [`Helpers::run`] runs it through `keep-agent confine` (`crates/agent/src/helper/`): with its own uid and namespaces, without
@@ -45,7 +45,7 @@ pub(crate) struct HelperTask<'a> {
     /// Variables that it needs besides `PATH` and `LANG`.
     pub(crate) env: &'a [(&'a str, &'a str)],
     pub(crate) input: Input,
-    /// The file it writes, which is there already.
+    /// The existing file that it writes to.
     pub(crate) output: Option<&'a Path>,
     pub(crate) limits: HelperLimits,
 }
@@ -68,12 +68,14 @@ impl Helpers {
     ///
     /// # Errors
     ///
-    /// Returns [`DriverError::Unsupported`] when the program is not installed, and [`DriverError::Build`] with the last it said when it fails.
+    /// Returns [`DriverError::Unsupported`] when the program is not installed, and
+    /// [`DriverError::Build`] with its last output when it fails.
     pub(crate) fn run(&self, task: &HelperTask<'_>) -> DriverResult<String> {
         self.attempt(task)?.map_err(|how| broken(&step_of(task), &how))
     }
 
-    /// The same, but tells by itself that the program failed, which may be for what it was given, and how.
+    /// The same, but returns a failure of the program separately, with its cause, because the input
+    /// may have caused it.
     pub(crate) fn attempt(&self, task: &HelperTask<'_>) -> DriverResult<Result<String, String>> {
         let (end, printed, said) = self.end_of(task)?;
         let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
@@ -105,7 +107,7 @@ impl Helpers {
             .spawn()
             .map_err(failed("run", &self.agent))?;
         if let Some(mut stdin) = launcher.stdin.take() {
-            // One that cannot be told fails, and says why.
+            // A program that cannot be written to fails, and reports why.
             let _ = stdin.write_all(&text);
         }
         // The launcher ends with the thread that started it: this one, which waits for it.

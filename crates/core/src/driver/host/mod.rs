@@ -10,15 +10,17 @@
 //! | `helper` | how programs of the host (`mkfs.erofs`, ...) run on untrusted data |
 //! | `orphans` | processes of a sandbox that no driver knows about |
 //!
-//! *Locks on a machine's directory.* Whoever builds or changes a machine, its builders included, holds a shared lock. Whoever decides
-//! whether it is alive or removes it (`stop`, `survivors`, a `start` that finds one) takes an exclusive lock. A builder keeps its
-//! lock when the daemon dies, so the next daemon waits for the outcome instead of removing the directory.
+//! *Locks on a machine's directory.* Code that builds or changes a machine, its builders included,
+//! holds a shared lock. Code that decides whether it is alive or removes it (`stop`, `survivors`, a
+//! `start` that finds one) takes an exclusive lock. A builder keeps its lock when the daemon dies,
+//! so the next daemon waits for the outcome instead of removing the directory.
 //!
 //! *Liveness.* Process ids are reused, so a record counts only if the process has the start time that the record names. From then
 //! on a pidfd refers to the process, and to no other.
 //!
 //! *Control groups.* A machine has the group named by its key. Exceptions are warm hypervisors (`spare-...`) and unassigned machines
-//! (`ready-...`): whoever takes one over also takes the group that it was started in, which its record names.
+//! (`ready-...`): a machine that adopts one also takes the group that it was started in, which its
+//! record names.
 
 mod builder;
 pub(super) mod cgroup;
@@ -123,7 +125,7 @@ impl Host {
     }
 
     /// Kills the first process, and with it, by the rules of pid namespaces, all others. The kernel
-    /// lets it end only after them, so when it is gone nobody is left to write anything.
+    /// lets it end only after them, so when it is gone no process is left to write anything.
     pub(super) fn kill(&self, key: &MachineKey, process: &OwnedFd) -> DriverResult<()> {
         let directory = self.directory(key);
         match rustix::process::pidfd_send_signal(process, Signal::KILL) {
@@ -159,8 +161,8 @@ impl Host {
                 self.clear(&key)?;
             }
         }
-        // A directory is made before its group and removed after it, so a group without one belongs
-        // to nobody, unless a machine has brought it along.
+        // A directory is made before its group and removed after it, so a group without one has no
+        // owner, unless a machine has brought it along.
         let brought: Vec<_> =
             self.records().into_iter().filter_map(|record| record.group).collect();
         for key in groups {
@@ -294,7 +296,7 @@ pub fn any_alive(run_dir: &Path) -> bool {
         let record = record.and_then(|bytes| serde_json::from_slice::<Record>(&bytes).ok());
         match record {
             Some(record) => process_of(&record).is_some(),
-            // Whoever builds a machine holds a lock on its directory.
+            // The builder of a machine holds a lock on its directory.
             None => File::open(&directory).is_ok_and(|held| {
                 rustix::fs::flock(&held, FlockOperation::NonBlockingLockExclusive)
                     == Err(rustix::io::Errno::WOULDBLOCK)

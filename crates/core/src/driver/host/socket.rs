@@ -7,8 +7,8 @@ use std::time::Duration;
 use rustix::net::sockopt::Timeout;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Connects to a socket file. Whoever listens there may have been stopped, and with enough connections waiting for it the
-/// kernel lets the next wait too: no longer than `patience`.
+/// Connects to a socket file. The listener may have been stopped, and with enough connections
+/// waiting for it the kernel lets the next wait too: no longer than `patience`.
 pub(crate) fn connect(path: &str, patience: Duration) -> io::Result<UnixStream> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! Machines outlive their daemon, its lock does not. So a block that is not locked is free only if the same data directory claimed it
-//! before, if nobody did, or if no process on the host has an id in it. A daemon keeps its blocks until it ends. The directory is
-//! shared by all data directories, and gone after a reboot, like the machines.
+//! before, if it was never claimed, or if no process on the host has an id in it. A daemon keeps
+//! its blocks until it ends. The directory is shared by all data directories, and gone after a
+//! reboot, like the machines.
 //!
 //! Not covered: daemons that share a kernel but not `/run` (in containers). They need different `uid_base`s.
 
@@ -55,7 +56,7 @@ pub(crate) struct UidClaims {
 }
 
 impl UidClaims {
-    /// Those of a data directory, or of a part of it, in blocks of so many ids.
+    /// Those of a data directory, or of a part of it, in blocks of `block` ids.
     pub(crate) fn of(owner: &Path, block: u32) -> Self {
         Self::at(Path::new(CLAIMS_DIR), owner, block)
     }
@@ -82,7 +83,8 @@ impl UidClaims {
         self.claim_all(ids, false)
     }
 
-    /// Claims them as [`claim`](Self::claim) does, whoever has claimed them before: for what runs there and is known to be ours.
+    /// Claims them as [`claim`](Self::claim) does, even if they are claimed already: for machines
+    /// that run and are known to be ours.
     ///
     /// # Errors
     ///
@@ -140,7 +142,8 @@ impl UidClaims {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
-        // Nobody removes claims but whoever clears `/run` by hand: then the lock is on nothing.
+        // Claims are removed only by somebody who clears `/run` by hand: then the lock is on
+        // nothing.
         let there = fs::metadata(&path).is_ok_and(|there| {
             file.metadata().is_ok_and(|ours| (ours.dev(), ours.ino()) == (there.dev(), there.ino()))
         });
@@ -183,7 +186,8 @@ impl Drop for UidClaims {
     }
 }
 
-/// The user ids that processes on this host have. An agent's `/proc` directory is the host root's: its status tells.
+/// The user ids that processes on this host have. An agent's `/proc` directory belongs to the
+/// host's root, so the ids are read from its status.
 fn used() -> BTreeSet<u32> {
     let listed = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes =

@@ -20,14 +20,14 @@ use crate::failpoint;
 use crate::model::MachineKey;
 
 impl Microvm {
-    /// Has a machine stand still.
+    /// Suspends a machine.
     pub(super) fn hold(&self, key: &MachineKey) -> DriverResult<()> {
         let held =
             Qmp::connect(&self.host.directory(key)).and_then(|mut qmp| qmp.ask("stop", json!({})));
         held.map(drop).map_err(|error| broken("hold the machine", &error))
     }
 
-    /// Makes the machine `from` the machine `to`, and lets it go on.
+    /// Makes the machine `from` the machine `to`, and resumes it.
     pub(super) fn adopt(&self, from: &MachineKey, to: &Machine) -> DriverResult<Link> {
         let _ours_held = self.host.claim(&to.key)?;
         let (theirs, ours) = (self.host.directory(from), self.host.directory(&to.key));
@@ -56,7 +56,7 @@ impl Microvm {
         MachineUsage { cpu: usage.cpu.saturating_sub(before), ..usage }
     }
 
-    /// What a machine uses at this moment. Its processes are known to its own kernel alone.
+    /// What a machine uses at this moment. Only its own kernel knows its processes.
     pub(super) fn load(&self, key: &MachineKey) -> MachineLoad {
         MachineLoad { used: self.usage(key), processes: None, ..self.host.load(key) }
     }

@@ -12,8 +12,9 @@
 //!
 //! The fresh disk is the one step that cannot be taken back. What can fail for want of room comes before it: pages are
 //! written, and room for the devices is set aside. Only then is the disk linked into the layer: one that has two names is never
-//! written again. If something fails after it all the same, the machine
-//! goes on, on two disks that no image has; one layer has room for one of them, so later captures are refused until it was stopped.
+//! written again. If a later step fails all the same, the machine continues on two disks that no
+//! image has. A layer has room for one of them, so later captures are refused until the machine has
+//! been stopped.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -117,7 +118,7 @@ impl Subject<'_> {
         Ok((pages.pages, stood))
     }
 
-    /// What is done while the machine stands still.
+    /// The steps that run while the machine is suspended.
     fn standing(&self, qmp: &mut Qmp, top: &Top, devices: &File) -> io::Result<PagesWritten> {
         let mut at = String::new();
         // The hypervisor can write to it, so no more is believed of it than it should hold.
@@ -176,7 +177,8 @@ impl Subject<'_> {
             _ => {}
         }
         qcow2::create(&path, top.size)?;
-        // After an error it stays: the hypervisor may have it in use, and an empty one is in nobody's way.
+        // After an error it stays: the hypervisor may have it in use, and an empty one does no
+        // harm.
         self.attach(qmp, &path, &disk::node("disk", number), &below)
     }
 
@@ -196,7 +198,8 @@ impl Subject<'_> {
     }
 }
 
-/// A machine that was stopped to be captured. It goes on when this is dropped, also by a panic: nobody else knows that it stands still.
+/// A machine that was stopped to be captured. It resumes when this is dropped, also by a panic:
+/// nothing else knows that it is stopped.
 struct SuspendedForCapture<'a> {
     qmp: Option<Qmp>,
     run_dir: &'a Path,

@@ -84,8 +84,8 @@ impl Microvm {
         match started {
             Ok(line) => Ok(Restored { link: self.link(key), line }),
             Err(error) => {
-                // The cause is what the caller needs to hear; what is left over now, if anything,
-                // is cleared by the next start, stop or survivors.
+                // The caller needs the cause of the failure; the next start, stop or survivors
+                // clears any leftovers of this one.
                 let _ = self.end(key);
                 // Of one whose hypervisor did not come up.
                 let _ = self.host.groups.remove(key);
@@ -362,7 +362,7 @@ pub(super) fn set_going(qmp: &mut Qmp, run_dir: &Path, plan: &MachinePlan) -> io
     qmp.ask("cont", json!({})).map(drop)
 }
 
-/// Loads the state of the devices, onto RAM that is there already.
+/// Loads the state of the devices, onto RAM that exists already.
 pub(super) fn load(qmp: &mut Qmp, devices: &Path) -> io::Result<()> {
     use std::os::fd::AsFd as _;
     let file = File::open(devices)?;
@@ -381,7 +381,7 @@ fn dial(net: &Path) -> io::Result<UnixDatagram> {
         _ => {}
     }
     let socket = UnixDatagram::bind(short(HOST_SOCKET))?;
-    // Nobody but the hypervisor has a way to it: the directory above is closed.
+    // Only the hypervisor can reach it: the directory above is closed.
     fs::set_permissions(short(HOST_SOCKET), Permissions::from_mode(0o666))?;
     socket.connect(short(NIC_SOCKET))?;
     socket.set_nonblocking(true)?;
@@ -401,7 +401,7 @@ fn open_log(path: &Path) -> DriverResult<File> {
         .map_err(failed("open", path))
 }
 
-/// Why a machine did not start: what the hypervisor said, or else what was noticed.
+/// Why a machine did not start: the hypervisor's output, or else the error that was noticed.
 fn said(log: File, error: &io::Error) -> String {
     let mut text = Vec::new();
     let _ = log.take(8192).read_to_end(&mut text);
@@ -415,8 +415,8 @@ fn said(log: File, error: &io::Error) -> String {
 }
 
 /// How large a file may become by a hypervisor's hand: the largest disk it writes to, with its tables and what a crash may have left
-/// unused in it; or as large as the RAM, which it believes to be in a file. One that is not told its disks yet is told none
-/// that is larger than its limits say.
+/// unused in it; or as large as the RAM, which it believes to be in a file. A hypervisor that gets
+/// its disks later gets none that is larger than its limits allow.
 fn largest_file(limits: &Limits, layout: &Layout) -> u64 {
     let disk = largest_disk(layout).max(Microvm::disk_size(limits));
     (disk + disk / 16 + (64 << 20)).max(layout.shape.ram)
@@ -430,7 +430,8 @@ pub(super) fn largest_disk(layout: &Layout) -> u64 {
     tops.filter_map(|(_, top)| qcow2::size(top).ok()).max().unwrap_or(0)
 }
 
-/// What can be told about drives before the machine knows its root. The agent looks at the rest.
+/// Checks what can be known about drives before the machine knows its root. The agent checks the
+/// rest.
 fn check_mounts(mounts: &[MachineMount]) -> DriverResult<()> {
     let refuse = |reason: String| Err(DriverError::MountPoint { reason });
     if mounts.len() > MOUNT_SLOTS as usize {

@@ -29,7 +29,7 @@
 //! ```
 //!
 //! *Machine directories and liveness* are as in the container driver, see `driver/host/mod.rs`. A machine that was launched but
-//! never resumed has no `plan.json`; whoever finds it ends it.
+//! never resumed has no `plan.json`; every call that finds one ends it.
 //!
 //! *A machine is paused until the driver has checked it*, whether it boots (`-S`) or is restored (`-incoming defer`). By then the
 //! hypervisor has bound its network socket, and the driver has taken the directory of that socket away from it. So it never
@@ -100,7 +100,7 @@ const PLAN: &str = "plan.json";
 /// Where the driver keeps things on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MicrovmConfig {
-    /// The `keep-agent` program on disk, written by nobody but root.
+    /// The `keep-agent` program on disk, which only root may write.
     pub agent: PathBuf,
     /// Where running machines have their directories. Made if absent, closed to all but root.
     pub run_dir: PathBuf,
@@ -118,8 +118,8 @@ pub struct MicrovmConfig {
     pub reserve: Reserve,
 }
 
-/// Waits until the agent behind a link answers, for as long as the caller says. A driver does not talk to agents, so whoever makes
-/// one passes this in: `engine::agent_answers`.
+/// Waits until the agent behind a link answers, for as long as the caller says. A driver does not
+/// talk to agents, so its constructor takes this: `engine::agent_answers`.
 pub type Answers = fn(Link, Duration) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
 /// Runs machines with a kernel of their own. Cheap to clone.
@@ -421,7 +421,7 @@ impl Microvm {
     }
 }
 
-/// Puts a program's part on disk, unless it is there.
+/// Puts a program's part on disk, unless it exists.
 fn install(bytes: &[u8], path: &Path) -> DriverResult<()> {
     if fs::read(path).is_ok_and(|there| there == bytes) {
         return Ok(());

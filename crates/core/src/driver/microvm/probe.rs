@@ -1,4 +1,4 @@
-//! What this host can and cannot do, found out by doing it.
+//! Finds what this host can and cannot do, by doing it.
 //!
 //! `/dev/kvm` that opens says little: on many hosts no guest ever runs under it. So a machine is booted, once for each
 //! combination of what could matter, and remembered in `<cache>/probe.json`.

@@ -1,8 +1,9 @@
 //! How fast a machine may write to its disks.
 //!
-//! The hypervisor holds writes back before they reach a file (`block_set_io_throttle`), so the guest sees no error. It goes on
-//! with everything that needs no write. The limit is the hypervisor's: it stays when the daemon dies, and a restored machine
-//! begins without. A file in the machine's directory tells the next daemon of it.
+//! The hypervisor holds writes back before they reach a file (`block_set_io_throttle`), so the
+//! guest sees no error. It continues with everything that needs no write. The limit is the
+//! hypervisor's: it stays when the daemon dies, and a restored machine begins without. A file in
+//! the machine's directory records the limit for the next daemon.
 //!
 //! What stops the hypervisor for a moment (a capture) lets the requests through that it has taken already: as many as its queues
 //! hold.

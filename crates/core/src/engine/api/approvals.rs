@@ -93,7 +93,8 @@ impl Engine {
     /// # Errors
     ///
     /// Returns [`Error::ApprovalAnswered`](crate::engine::Error::ApprovalAnswered) when it does not wait any more, and
-    /// [`Error::SeparateApprover`](crate::engine::Error::SeparateApprover) when somebody else has to answer.
+    /// [`Error::SeparateApprover`](crate::engine::Error::SeparateApprover) when the answer has to
+    /// come from another key.
     pub async fn answer_approval(
         &self,
         caller: &Caller,

@@ -24,7 +24,7 @@ impl Engine {
         self.parts.context.audit.note_anonymous(record);
     }
 
-    /// Whether something that happens over and over again is to be recorded: `what` was not a short time ago.
+    /// Whether a frequent event is to be recorded: `what` was not recorded a short time ago.
     #[must_use]
     pub fn is_record_due(&self, project: Option<&Name>, what: String) -> bool {
         self.parts.context.audit.is_due(project, what)

@@ -71,14 +71,14 @@ impl Engine {
         }
     }
 
-    /// A caller that left while its command was being started left it to nobody, and sent it no input: from now on it is followed.
-    /// Under its key nobody else starts it meanwhile.
+    /// Adopts a command whose caller left while it was being started: nobody follows it yet, and it
+    /// got no input. Under its key no other call starts it meanwhile.
     async fn follow_left(&self, sandbox: &Sandbox, id: &CommandId) -> Option<Arc<Tracked>> {
         let sessions = &self.parts.sessions;
         if sessions.tracked(&sandbox.id, id).is_some() {
             return None;
         }
-        // Nobody follows it any more, so its record says whether it has ended.
+        // It has no follower any more, so its record shows whether it has ended.
         let command = sessions.find_command(sandbox, id).await.ok()?;
         let live = self.parts.turns.live(&sandbox.id)?;
         if command.state != CommandState::Running || live.session().id != command.session {
@@ -93,7 +93,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NotApproved`] when nobody did.
+    /// Returns [`Error::NotApproved`] when it was not approved.
     pub async fn exec_approved(
         &self,
         project: &Name,
@@ -272,7 +272,7 @@ impl Engine {
                 let progress = tracked.progress.subscribe();
                 Follow::Running(tracked, progress)
             }
-            // Its caller has heard the end, though the record may not be written yet.
+            // Its caller has the result already, though the record may not be written yet.
             Some(tracked) if tracked.outcome().is_some() => {
                 Follow::Ended(Box::new(tracked.record()))
             }
@@ -334,7 +334,7 @@ impl Engine {
         }
     }
 
-    /// A command that is alive; one that sleeps with its machine is woken for whoever wants something of it.
+    /// A command that is alive; one in a paused machine is woken for a caller that needs it.
     async fn alive(
         &self,
         project: &Name,

@@ -7,7 +7,7 @@ use crate::engine::{Engine, Error, PromoteIntoDrive, PromotedIntoDrive, Result};
 use crate::model::{DRIVE_SIZE, Drive, DriveId, FORMAT, Name, check_drive_name, now};
 
 impl Engine {
-    /// Makes a drive, or hands out the one of that name; the second answer tells whether it was made.
+    /// Makes a drive, or returns the one of that name; the second value is whether it was made.
     ///
     /// # Errors
     ///
@@ -128,8 +128,8 @@ impl Engine {
         self.parts.lifecycle.promote_into_drive(project, name, request).await
     }
 
-    /// Deletes a drive with all that is in it, and tells what it was. Sessions that have a snapshot
-    /// of it keep that until they end.
+    /// Deletes a drive with all that is in it, and returns its last record. Sessions that have a
+    /// snapshot of it keep that until they end.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Forks that come back: compare, promote, merge, rename.
+//! Comparing forks and bringing them back: compare, promote, merge, rename.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -17,7 +17,7 @@ use crate::model::{
 };
 use crate::store::{DiffOptions, Globs};
 
-/// How many paths a patch has at the most.
+/// The largest number of paths in a patch.
 const MOST_IN_PATCH: usize = 100_000;
 /// How many paths may be named.
 const MOST_PATHS: usize = 1_000;
@@ -155,8 +155,9 @@ impl Engine {
         Ok(forks)
     }
 
-    /// Deletes a fork that was accepted, if that is what its maker or this caller wanted. One that has more than what was
-    /// accepted, because it runs and went on writing, stays. Answers as [`delete_forks`](Self::delete_forks).
+    /// Deletes a fork that was accepted, if its maker or this caller asked for that. A fork that
+    /// has more than what was accepted, because it runs and kept writing, stays. Answers as
+    /// [`delete_forks`](Self::delete_forks).
     pub async fn clear_accepted(
         &self,
         project: &Name,

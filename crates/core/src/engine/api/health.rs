@@ -35,7 +35,7 @@ impl Engine {
         (here, absent)
     }
 
-    /// Whether the driver of sandboxes that ask for none is there.
+    /// Whether the default driver is available.
     #[must_use]
     pub fn has_default_driver(&self) -> bool {
         let context = &self.parts.context;
@@ -43,7 +43,7 @@ impl Engine {
     }
 
     /// Checks all manifests and the names in all layers while the server runs. What is being changed
-    /// meanwhile can look wrong, so a problem counts only if it is there several times in a row.
+    /// meanwhile can look wrong, so a problem counts only if it is found several times in a row.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What fronts may ask of the engine: the methods of [`Engine`](crate::engine::Engine), by subject.
+//! The engine's methods for fronts: [`Engine`](crate::engine::Engine), by subject.
 //!
 //! A call that needs a running sandbox wakes it first (`lifecycle`) and then does its work (`session`). Nothing below calls
 //! anything here.

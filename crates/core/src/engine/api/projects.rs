@@ -15,7 +15,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::BadKey`](crate::engine::Error::BadKey) when nobody does, or not any more.
+    /// Returns [`Error::BadKey`](crate::engine::Error::BadKey) when no key has this secret, or not
+    /// any more.
     pub fn authenticate(&self, secret: &str) -> Result<Caller> {
         self.parts.tenancy.authenticate(secret)
     }
@@ -124,7 +125,7 @@ impl Engine {
     }
 
     /// Makes a token that speaks for the caller's key in the caller's project. `more` are claims for
-    /// whoever reads it; they decide nothing here.
+    /// the token's reader; they decide nothing here.
     ///
     /// # Errors
     ///
@@ -156,19 +157,20 @@ impl Engine {
         self.parts.tenancy.issue_port_token(caller, sandbox, port, expires)
     }
 
-    /// Whether a word is a key or a token of this server, good or not any more: nobody else has a use for it.
+    /// Whether a word is a key or a token of this server, valid or not any more: it must not be
+    /// sent elsewhere.
     #[must_use]
     pub fn is_credential(&self, word: &str) -> bool {
         self.parts.tenancy.is_credential(word)
     }
 
-    /// Tells what a token is worth at a port of a sandbox.
+    /// Returns the access that a token gives to a port of a sandbox.
     #[must_use]
     pub fn port_pass(&self, token: &str, sandbox: &Sandbox, port: u16) -> PortPass {
         self.parts.tenancy.port_pass(token, sandbox, port)
     }
 
-    /// Signs what a front wants to hear again later, for this purpose only.
+    /// Signs a value that a front end wants to get back later, for this purpose only.
     #[must_use]
     pub fn sign(&self, purpose: &str, expires: Span, what: &impl Serialize) -> String {
         self.parts.tenancy.sign(purpose, expires, what)

@@ -28,7 +28,7 @@ pub struct Review {
     pub from: String,
     /// What is reviewed.
     pub to: String,
-    /// What differs, or why that cannot be told.
+    /// What differs, or why that cannot be determined.
     pub difference: Result<Difference, String>,
     /// Whether the sandbox is still what was pinned.
     pub current: bool,
@@ -55,7 +55,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Goes on with what is pending.
+    /// Continues with pending effects.
     pub(in crate::engine) fn recover_runs(&self) {
         self.parts.runs.recover();
         runs::tend(&self.parts.runs);
@@ -212,7 +212,7 @@ impl Engine {
         Ok((run.first.as_ref().map_or_else(base, of), to))
     }
 
-    /// Tells what there is to know about the result of a run. Nothing is started for it.
+    /// Returns what there is to know about the result of a run. Nothing is started for it.
     ///
     /// # Errors
     ///

@@ -48,7 +48,7 @@ impl Engine {
     }
 
     /// Keeps a sandbox's memory, processes and files, and takes it off the host. The next call that needs it wakes it where it
-    /// was. Of a paused one: tells what it wakes from.
+    /// was. For a paused one: returns what it wakes from.
     ///
     /// # Errors
     ///
@@ -122,7 +122,8 @@ impl Engine {
     /// Returns [`Error::NoSandbox`] when there is none of that name.
     pub async fn get(&self, project: &Name, name: &Name) -> Result<Opened> {
         let sandbox = self.parts.lifecycle.find(project, name).await?;
-        // While the disk hangs, a session that has just begun is in memory nowhere. Nobody waits for it.
+        // While the disk hangs, a session that has just begun is not in memory. No caller waits for
+        // it.
         let session =
             tokio::time::timeout(Duration::from_secs(1), self.parts.lifecycle.session_of(&sandbox));
         let session = match session.await {
@@ -193,11 +194,12 @@ impl Engine {
         Ok(Opened { sandbox, session: Some(live.session()), created: false, resumed })
     }
 
-    /// Ends a sandbox's session and keeps what it wrote. Of a stopped one: tells what it stands on.
+    /// Ends a sandbox's session and keeps what it wrote. For a stopped one: returns what it stands
+    /// on.
     ///
     /// # Errors
     ///
-    /// Returns [`Error`] when there is no room to seal, and the session goes on.
+    /// Returns [`Error`] when there is no room to seal, and the session continues.
     pub async fn stop(
         &self,
         project: &Name,
@@ -311,8 +313,8 @@ impl Engine {
         Ok(opened)
     }
 
-    /// Makes [`Fork::count`] sandboxes that all start where another one is, from one capture of it. What of them
-    /// could not be made is told by name; the others are there.
+    /// Makes [`Fork::count`] sandboxes that all start where another one is, from one capture of it.
+    /// Those that could not be made are reported by name; the others exist.
     ///
     /// # Errors
     ///

@@ -6,7 +6,7 @@ use crate::engine::{Engine, Result};
 use crate::model::{Name, Secret, SecretName};
 
 impl Engine {
-    /// Sets a secret: a new one, or another value of one that is there.
+    /// Sets a secret: a new one, or another value of an existing one.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl Engine {
             if sandbox.project != secret.project || !uses {
                 continue;
             }
-            // The others must hear of it all the same, and the network of this one.
+            // The other sandboxes must still be notified, and the network of this one.
             if let Err(error) = self.parts.secrets.give_brokered(&live).await {
                 tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the secrets that a session uses were not recorded");
             }

@@ -16,7 +16,7 @@ impl Engine {
         Ok((sandbox, self.parts.sessions.with_usage(session).await))
     }
 
-    /// Lists a sandbox's sessions, newest first unless told otherwise.
+    /// Lists a sandbox's sessions, newest first by default.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl Engine {
         let (sandbox, _) = self.parts.sessions.find_session(project, id).await?;
         let found = self.parts.context.db.session_commands(id, page).await?;
         Ok(found.map(|command| {
-            // How one ended is told before it is on record.
+            // The end of a command is reported before it is on record.
             let tracked = self.parts.sessions.tracked(&sandbox.id, &command.id);
             tracked.map_or(command, |tracked| tracked.record())
         }))

@@ -36,7 +36,7 @@ impl Engine {
         Ok(self.parts.references.sized(found.ok_or_else(|| Error::NoSnapshot(id.clone()))?))
     }
 
-    /// Lists snapshots, newest first unless told otherwise.
+    /// Lists snapshots, newest first by default.
     ///
     /// # Errors
     ///
@@ -56,9 +56,9 @@ impl Engine {
         Ok(found.map(|snapshot| self.parts.references.sized(snapshot)))
     }
 
-    /// Deletes a snapshot, and tells how many bytes that freed. With `force` also one that sandboxes
-    /// stand on: those that sleep cannot be started until they are rolled back to another one, those
-    /// that run go on and leave a new one when they stop.
+    /// Deletes a snapshot, and returns how many bytes that freed. With `force` also one that
+    /// sandboxes stand on: stopped and paused ones cannot be started until they are rolled back to
+    /// another snapshot, running ones continue and leave a new snapshot when they stop.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl Engine {
             holders.extend(self.parts.context.db.sandboxes_based_on(id).await?);
             holders.dedup_by(|one, other| one.id == other.id);
             if holders.is_empty() {
-                // Somebody else was quicker.
+                // Another call was faster.
                 return Err(Error::NoSnapshot(id.clone()));
             }
             let holders = holders.iter().map(|sandbox| format!("`{}`", sandbox.name)).collect();

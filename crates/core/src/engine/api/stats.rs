@@ -65,7 +65,7 @@ impl Engine {
         let asked = tokio::time::timeout(PATIENCE, live.driver.load(&live.key));
         let written = self.parts.storage.usage.open_bytes_of(&sandbox, PATIENCE);
         let (load, written) = tokio::join!(asked, written);
-        // A machine that is being taken down has nothing to tell.
+        // A machine that is being stopped has no load to report.
         let load = load.ok().and_then(Result::ok).unwrap_or_default();
         let mut session = live.session();
         session.count_machine(load.used);

@@ -32,12 +32,12 @@ pub struct Figures {
     pub network_received: u64,
     /// Bytes that sandboxes sent, since the start.
     pub network_sent: u64,
-    /// What waits in the warm pools, by pool.
+    /// The machines in the warm pools, by pool.
     pub warm_pools: BTreeMap<&'static str, u64>,
 }
 
 impl Engine {
-    /// What takes up room in a project, or on the whole host.
+    /// What takes space in a project, or on the whole host.
     ///
     /// # Errors
     ///

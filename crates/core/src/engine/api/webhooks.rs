@@ -50,8 +50,8 @@ impl Engine {
         self.parts.webhooks.update(project, id, change).await
     }
 
-    /// Gives a webhook another secret, the second answer. Deliveries are signed with the one before, too, unless it is to be
-    /// the `only` one.
+    /// Gives a webhook another secret, which is the second value. Deliveries are signed with the
+    /// one before, too, unless it is to be the `only` one.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl Engine {
         self.parts.webhooks.rotate(project, id, secret, only).await
     }
 
-    /// Sends an event that says that it is a test, once, and tells what came of it.
+    /// Sends a test event once, marked as one, and returns the result.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The audit log: who did what, for those who have to know afterwards.
+//! The audit log: who did what.
 //!
 //! ```text
 //! fronts (server) ──record──┐
@@ -14,7 +14,7 @@
 //! - What may come thousands of times a second (requests of a page to a published port, uses of a secret) is recorded
 //!   once in [`AGAIN_AFTER`], and what callers without a key do is bounded for all of them together.
 //!
-//! `docs/AUDIT.md` tells users what is recorded, `docs/formats/audit.md` how it is written.
+//! `docs/AUDIT.md` describes for users what is recorded, `docs/formats/audit.md` how it is written.
 
 mod read;
 
@@ -93,7 +93,7 @@ struct AnonymousBucket {
 #[derive(Debug)]
 enum AuditWork {
     Record(Box<AuditRecord>),
-    /// Everything that was sent before is to be on stable storage; the answer says whether it is.
+    /// Everything that was sent before is to be on stable storage; the answer is whether it is.
     Sync(oneshot::Sender<bool>),
 }
 
@@ -203,7 +203,7 @@ impl AuditShared {
     }
 
     /// Whether `what` was not recorded a short time ago. Where more happens in a project than can be remembered, the answer
-    /// is `unless_known`: what anybody outside can cause must not fill the log.
+    /// is `unless_known`: events that outside callers can cause must not fill the log.
     fn is_due(&self, project: Option<&Name>, what: String, unless_known: bool) -> bool {
         let (mut state, now) = (self.state.lock(), Instant::now());
         let is_recent = |at: &Instant| now.duration_since(*at) < AGAIN_AFTER;
@@ -241,7 +241,7 @@ impl AuditShared {
         Some(std::mem::take(&mut bucket.suppressed))
     }
 
-    /// The records of a batch by chain, each after those that tell what of its chain was lost.
+    /// The records of a batch by chain, each after the records about losses of its chain.
     fn by_chain(&self, batch: Vec<AuditRecord>) -> BTreeMap<AuditChain, Vec<AuditRecord>> {
         let mut all: BTreeMap<AuditChain, Vec<AuditRecord>> = BTreeMap::new();
         let mut state = self.state.lock();
@@ -353,7 +353,7 @@ fn take_turn(
             Ok(None) => {}
             Ok(Some(found)) => shared.resumed(&chain, found),
             Err(error) => {
-                // What tells of a loss does not count as another one.
+                // A record that reports a loss does not count as another one.
                 let told = |record: &&AuditRecord| record.action == "audit.lost";
                 let lost_before = records.iter().filter(told);
                 let before: u64 = lost_before
@@ -449,7 +449,7 @@ mod tests {
         assert!(!synced);
         assert!(log.record(record(2)).await);
         assert!(!log.record_synced(record(3)).await);
-        // When it can be written again, what was lost is told.
+        // When it can be written again, the loss is recorded.
         std::fs::remove_file(dir.path().join("audit")).unwrap();
         assert!(log.record_synced(record(4)).await);
         let all = entries(&log);
@@ -458,7 +458,8 @@ mod tests {
         assert_eq!(all[0].record.detail["count"], "3");
     }
 
-    /// The path of a command: whoever records does not wait for the disk, even where a sync never returns.
+    /// The path of a command: recording does not wait for the disk, even where a sync never
+    /// returns.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn recording_waits_for_no_sync() {
         use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -466,7 +467,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (log, _) = AuditLog::start(dir.path(), 1 << 30).unwrap();
         assert!(log.record_synced(record(0)).await);
-        // The next head is written to a pipe that nobody reads: opening it waits for ever.
+        // The next head is written to a pipe that nobody reads: opening it never returns.
         let pipe = log.audit.join("host/head.json.new");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         let most = QUEUE / 2;
@@ -502,7 +503,8 @@ mod tests {
         }
         log.finish().await;
         assert_eq!(entries(&log).len(), 3 + ANONYMOUS_A_MINUTE as usize);
-        // However many there are, a bounded number is remembered, and of what anybody can cause no more is recorded.
+        // However many there are, a bounded number is remembered, and of events that any caller can
+        // cause no more is recorded.
         let due = (0..3 * super::REMEMBERED)
             .filter(|number| log.is_due(None, number.to_string()))
             .count();

@@ -15,7 +15,7 @@ use crate::store::{
 /// How many bytes of a chain are looked at before others may read.
 const READ_BYTES: u64 = 1 << 20;
 
-/// Which entries are wanted, and from where on.
+/// Selects entries, and where to begin.
 #[derive(Debug, Clone)]
 pub struct AuditQuery {
     /// Of which chain.
@@ -24,7 +24,7 @@ pub struct AuditQuery {
     pub filter: AuditFilter,
     /// Only those with higher numbers.
     pub after: u64,
-    /// Whether it goes on with what is recorded from now on.
+    /// Whether it continues with what is recorded from now on.
     pub follow: bool,
 }
 
@@ -77,7 +77,7 @@ impl AuditLog {
         let (audit, key) = (self.audit.clone(), self.key.clone());
         let permit = Arc::clone(&self.reading).acquire_owned().await;
         let work = move || {
-            // Here, because the work goes on when whoever asked for it leaves.
+            // Here, because the work continues when its caller leaves.
             let _permit = permit;
             let noted = noted.as_ref().map(|(seq, hash)| (*seq, hash.as_str()));
             verify_audit(&audit, &chain, &key, noted)

@@ -1,9 +1,9 @@
 //! The register of damage: everything that is known to be wrong with stored data.
 //!
-//! Whoever finds damage (recovery, garbage collection, a failed sync, the scrub) reports it here;
-//! whoever sees that it is gone clears it. The register is in memory: a daemon that starts again finds
-//! again what is still wrong. `GET /v1/damage` and `keep doctor` show it, and every new entry is one
-//! event and one log line at ERROR level.
+//! Components that find damage (recovery, garbage collection, a failed sync, the scrub) report it
+//! here; those that see that it is gone clear it. The register is in memory: a restarted daemon
+//! finds the remaining damage again. `GET /v1/damage` and `keep doctor` show it, and every new
+//! entry is one event and one log line at ERROR level.
 //!
 //! An entry is identified by its kind and its subject, so reporting the same thing every 30 seconds
 //! neither grows the register nor floods the log.
@@ -81,7 +81,8 @@ pub(in crate::engine) struct DamageRegister {
 }
 
 impl DamageRegister {
-    /// Enters damage, and says whether it is new. An entry that is there already keeps its time and takes the new text.
+    /// Adds damage, and returns whether it is new. An existing entry keeps its time and takes the
+    /// new text.
     pub(in crate::engine) fn report(
         &self,
         kind: DamageKind,

@@ -1,4 +1,5 @@
-//! The drivers of this host. Some may come later: `keep microvm setup` prepares a host whose server runs.
+//! The drivers of this host. Some may be added later: `keep microvm setup` prepares a host whose
+//! server runs.
 
 use std::collections::BTreeMap;
 use std::fmt;

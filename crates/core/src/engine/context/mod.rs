@@ -1,5 +1,5 @@
-//! What every component stands on: the store, the index, the drivers, the settings, the event feed, the register of damage,
-//! the clock, and the tasks that the engine has started.
+//! What every component uses: the store, the index, the drivers, the settings, the event feed, the
+//! register of damage, the clock, and the tasks that the engine has started.
 //!
 //! Nothing here decides anything about a sandbox.
 

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 /// The outcome of work that several callers wait for; `None` until it is known.
 pub(in crate::engine) type Outcome<T> = watch::Receiver<Option<T>>;
 
-/// Work that is under way, by key: whoever asks for the same meanwhile gets the same outcome.
+/// Work in progress, by key: callers that ask for the same meanwhile get the same outcome.
 #[derive(Debug)]
 pub(in crate::engine) struct SingleFlight<K, T>(Mutex<HashMap<K, Outcome<T>>>);
 
@@ -20,7 +20,8 @@ impl<K, T> Default for SingleFlight<K, T> {
 }
 
 impl<K: Eq + Hash + Clone, T: Clone> SingleFlight<K, T> {
-    /// Joins the work for a key. The second answer is for the first caller alone: the sender to tell the outcome with.
+    /// Joins the work for a key. The second value is for the first caller alone: the sender of the
+    /// outcome.
     pub(in crate::engine) fn join(
         &self,
         key: &K,

@@ -58,7 +58,7 @@ impl Tasks {
         self.shutdown.is_cancelled()
     }
 
-    /// Tells all tasks to end.
+    /// Signals all tasks to end.
     pub(in crate::engine) fn begin_shutdown(&self) {
         self.shutdown.cancel();
     }

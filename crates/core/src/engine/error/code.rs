@@ -10,7 +10,7 @@ use crate::store::image::ImageError;
 use sandkeep_proto::link::Failure;
 
 impl Error {
-    /// A word for programs; it does not change once it is out.
+    /// A code for programs; it does not change once it is released.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

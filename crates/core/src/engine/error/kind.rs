@@ -23,7 +23,7 @@ pub enum ErrorKind {
     Gone,
     /// Look again: it has moved on.
     Stale,
-    /// Somebody else may do it.
+    /// Another caller may do it.
     Forbidden,
     /// Ask for less at a time.
     TooMany,

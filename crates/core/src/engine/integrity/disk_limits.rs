@@ -11,9 +11,10 @@
 //! too ([`inodes_for`]). What was written stays, so that somebody can look and clean up. Between two looks a sandbox can go over its limit
 //! by what it writes meanwhile; a single file cannot (`RLIMIT_FSIZE`).
 //!
-//! *Uploads* are written by the agent, which is not ended. They are counted as they are sent, and refused from where the limit is. While
-//! one goes on, and until the agent has written what it was sent, nobody is ended for what the disk takes: it may be the upload, which
-//! is refused from then on.
+//! *Uploads* are written by the agent, which is not ended. They are counted as they are sent, and
+//! refused from where the limit is. During an upload, and until the agent has written what it was
+//! sent, no process is ended for what the disk takes: it may be the upload, which is refused from
+//! then on.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -46,15 +47,15 @@ const FILLED: u64 = 32 << 20;
 const FILLED_INODES: u64 = 8192;
 /// How long a look is good for if nothing fills up.
 const LOOKED: Duration = Duration::from_secs(60);
-/// After so many rounds of ending those who write the most, all commands are ended.
+/// After this many rounds of ending those who write the most, all commands are ended.
 const ROUNDS: u32 = 4;
-/// What a sandbox wrote since a look longer ago than this does not tell who fills the disk now.
+/// What a sandbox wrote since a look longer ago than this does not show who fills the disk now.
 const JUST_NOW: Duration = Duration::from_secs(1);
 /// What a sandbox may always write, so that it can start and be cleaned up when there is little left.
 const AT_LEAST: u64 = 8 << 20;
-/// How long the end of a process that was ended may take to be heard of.
+/// How long the agent may take to report the end of a process that was ended.
 const HEARD: Duration = Duration::from_millis(250);
-/// What a session may add to a drive that is full: to be mounted, and to have files removed, takes a little.
+/// What a session may add to a full drive: mounting it, and removing files, takes a little.
 const TO_CLEAN_UP: u64 = 1 << 20;
 
 /// A limit, and how much of it is used.
@@ -79,7 +80,8 @@ impl Bound {
         Sent::new(self.limit.saturating_sub(self.used), inodes)
     }
 
-    /// Why something does not fit. The files of an archive are not known yet: it goes on as long as there may be more.
+    /// Why something does not fit. The files of an archive are not known yet: an upload continues
+    /// as long as there may be more.
     fn refuses(&self, more: Sent) -> Option<String> {
         let left = self.left();
         if left.inodes < more.made() {
@@ -108,8 +110,8 @@ struct Looked {
     used: u64,
     /// What had been uploaded to its sandbox.
     uploaded: u64,
-    /// How often writers of its sandbox had been ended. What they wrote before their end is nobody's else: whoever runs after it
-    /// may be cleaning up.
+    /// How often writers of its sandbox had been ended. What they wrote before their end is theirs
+    /// alone: processes that run after it may be cleaning up.
     ended: u64,
 }
 
@@ -453,8 +455,8 @@ impl DiskLimits {
         }
     }
 
-    /// Ends the processes of a sandbox that fill the disk, or all of its commands. Not waited for: its agent may not answer, and
-    /// the next sandbox is to be looked at.
+    /// Ends the processes of a sandbox that fill the disk, or all of its commands. It is not waited
+    /// for: its agent may not answer, and the next sandbox must be checked.
     fn end_writers(
         self: &Arc<Self>,
         sessions: &Weak<dyn EndsSessions>,
@@ -475,7 +477,7 @@ impl DiskLimits {
                 Ok(ended @ 1..) => {
                     tracing::warn!(sandbox = %live.sandbox().name, ended, "processes that filled the disk were ended");
                 }
-                // Whoever runs now may be who cleans up: it must not be ended for that.
+                // The processes that run now may be cleaning up: they must not be ended for that.
                 Ok(0) if !this.shrinks(&live, over).await => this.clear(&sessions, &live).await,
                 Ok(0) => {}
                 Err(error) => {

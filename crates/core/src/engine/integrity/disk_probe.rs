@@ -1,7 +1,7 @@
 //! Probes whether the disk under the data directory takes writes.
 //!
 //! A thread of its own writes and syncs a small file again and again. If the disk hangs, that thread hangs
-//! and nothing else does; whoever asks is told from memory how long it has been waiting.
+//! and nothing else does; callers read from memory how long it has been waiting.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +23,7 @@ const NAME: &str = "keep.probe";
 /// Why the server is not well.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unwell {
-    /// A word for programs.
+    /// A code for programs.
     pub code: &'static str,
     /// What is wrong, for people.
     pub reason: String,
@@ -43,7 +43,7 @@ struct ProbeState {
 }
 
 impl Health {
-    /// Begins to look, until whoever holds `health` is gone.
+    /// Starts the probe; it runs as long as `health` is held.
     pub(in crate::engine) fn watch(health: &Arc<Self>, data: &Path) {
         let (weak, file) = (Arc::downgrade(health), data.join(NAME));
         let started = std::thread::Builder::new()

@@ -3,11 +3,11 @@
 //! The store knows which files a failed sync put in doubt (`store/sync.rs`). Here
 //!
 //! - a stop, a pause, a checkpoint or a fork that would keep such files is refused before it touches the session, which
-//!   goes on: files can be copied out, replaced or removed, and then it is not refused any more;
+//!   continues: files can be copied out, replaced or removed, and then it is not refused any more;
 //! - a session that ends all the same (it crashed, its time was up) leaves its layer open and the sandbox
 //!   `failed`; the same refusal is what its next start and stop answer;
-//! - whoever stops it with [`Decision::accept_doubtful`](crate::model::Decision) keeps them as they can be read, and
-//!   the snapshot says so in its findings;
+//! - a stop with [`Decision::accept_doubtful`](crate::model::Decision) keeps them as they can be
+//!   read, and the snapshot says so in its findings;
 //! - the register of damage has an entry for every layer that is in doubt, until it is sealed, given up, or has
 //!   no such file any more.
 
@@ -61,7 +61,7 @@ impl FailedSyncs {
         Ok(())
     }
 
-    /// Accepts what is in doubt by now, and answers with what is said about it in the snapshot.
+    /// Accepts what is in doubt by now, and returns the note about it for the snapshot.
     pub(in crate::engine) async fn accept_doubt(
         &self,
         sandbox: &Sandbox,

@@ -1,13 +1,13 @@
 //! Scrubbing: verifies sealed layers against their digests in the background.
 //!
-//! Two jobs, one layer at a time, each at a limited rate so that nobody waits for them:
+//! Two jobs, one layer at a time, each at a limited rate so that they delay no other work:
 //!
 //! - *Digests*: a layer that was sealed is read once, right afterwards, and `digest.jsonl` is written.
 //!   The queue is bounded; what does not fit, or was sealed by a daemon that died, is found by listing
 //!   the layers when the queue is empty.
 //! - *The scrub*: every layer is compared with its digest once in an interval, the longest unverified
 //!   first. Files are read from the disk and not from memory. When it was last verified is the
-//!   modification time of `digest.jsonl`, so a restarted daemon goes on where the last one was.
+//!   modification time of `digest.jsonl`, so a restarted daemon continues where the last one was.
 //!
 //! A layer that is not what was sealed is entered in the register of damage. From then on nothing
 //! starts on it: the answer names the files and offers snapshots that do not need it.
@@ -23,11 +23,11 @@ use crate::engine::integrity::Scrubber;
 use crate::model::{Layer, LayerId};
 use crate::store::{DigestVerdict, NameDifference, ReadThrottle, StoreError};
 
-/// How long after a seal its layer is read. Whoever resumes right away goes first.
+/// How long after a seal its layer is read. A start right after the stop goes first.
 const DELAY: Duration = Duration::from_secs(1);
 /// How often it is looked for layers that were missed, or are due.
 const LOOK: Duration = Duration::from_secs(600);
-/// How many differences are told of one layer.
+/// How many differences of one layer are reported.
 const TOLD: usize = 5;
 
 /// How layers are verified while the server runs.
@@ -72,7 +72,7 @@ async fn work(scrubber: Weak<Scrubber>) {
             looked = Some(tokio::time::Instant::now());
             this.look_for_work().await;
         } else {
-            // Not the engine: whoever drops it gets the data directory back at once.
+            // Not the engine: dropping the engine must free the data directory at once.
             let wake = Arc::clone(&this.references.digests.wake);
             drop(this);
             tokio::select! {

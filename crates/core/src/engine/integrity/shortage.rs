@@ -1,4 +1,4 @@
-//! What keeps the host's reserve: sandboxes that fill its disk are stopped from writing.
+//! Keeps the host's reserve free: holds back the writes of sandboxes that fill its disk.
 //!
 //! ```text
 //! calm ──free space falls so fast, or is so little, that the reserve is next──> short
@@ -13,9 +13,10 @@
 //! | with a disk of its own | holding its writes back ([`OwnDisk::limit_writes`](crate::driver::OwnDisk::limit_writes)) |
 //!
 //! *Nothing is lost by a hold.* The guest's writes wait in its hypervisor: none fails, and none is acknowledged that is not on the
-//! disk. Commands that write or sync wait with them; the rest of the machine goes on. They are let go, one machine after the other,
-//! when there is room. What a machine had in flight goes to the disk all the same, so it may grow by [`IN_FLIGHT`]; one that
-//! grows by more does not obey, and its session is ended.
+//! disk. Commands that write or sync wait with them; the rest of the machine continues. They are
+//! released, one machine after the other, when there is room. What a machine had in flight goes to
+//! the disk all the same, so it may grow by [`IN_FLIGHT`]; one that grows by more does not obey,
+//! and its session is ended.
 //!
 //! *A machine that is stopped may write*: what its kernel has in its cache is what the reserve is for. Until its processes are
 //! ended it does so slowly.
@@ -34,15 +35,17 @@ use crate::engine::running::live::RunningSandbox;
 use crate::model::{LayerId, MountMode, Sandbox};
 use crate::store::FreeSpace;
 
-/// The reserve is about to be used when it would be after so many looks.
+/// The host is short when the reserve would be used after this many looks.
 const AHEAD: u64 = 6;
 /// A sandbox that grew by less is not stopped for the host's sake.
 pub(super) const GREW: u64 = 1 << 20;
 /// By how much the disks of a machine may grow after its writes were held back.
 const IN_FLIGHT: u64 = 128 << 20;
-/// How long writes are held back at least. A machine that writes as soon as it may would be held and let go all the time.
+/// How long writes are held back at least. A machine that writes as soon as it may would be held
+/// and released all the time.
 const AT_LEAST: Duration = Duration::from_secs(5);
-/// With how much space besides the reserve writes go on: half of the reserve, but no more than this.
+/// How much space beyond the reserve there must be before writes resume: half of the reserve, but
+/// no more than this.
 const ROOM_AGAIN: u64 = 128 << 20;
 /// With less space than this besides the reserve, or than the reserve, the trash is emptied, and how long after that again.
 const TRASH_GOES: u64 = 512 << 20;
@@ -88,7 +91,7 @@ impl Shortage {
     }
 
     /// What layers took when the disk became short. At the first look after that nothing is known but what they took at the
-    /// look before, which tells who fills the disk only if that was just now.
+    /// look before, which shows who fills the disk only if that was just now.
     pub(super) fn begin(&mut self, before: Option<&HashMap<LayerId, u64>>) -> bool {
         if self.base.is_none() {
             self.base = before.cloned();
@@ -119,7 +122,8 @@ impl Shortage {
 }
 
 impl DiskLimits {
-    /// Has the trash emptied before anybody is stopped from writing: what was deleted must not cost those who did not delete it.
+    /// Has the trash emptied before any writes are held back: what was deleted must not cost those
+    /// who did not delete it.
     pub(super) fn empty_trash_in_time(self: &Arc<Self>, space: FreeSpace) {
         let enough = space.reserve.min(TRASH_GOES);
         if space.usable >= enough || self.reclaiming.swap(true, Ordering::SeqCst) {
@@ -168,7 +172,8 @@ impl DiskLimits {
                     this.context.events.writes_held(&sandbox);
                 }
                 Err(error) => {
-                    // Of several disks some may be held, or all if only the answer was lost: nobody else would let them go.
+                    // Of several disks some may be held, or all if only the answer was lost:
+                    // nothing else would release them.
                     let _ = disk.limit_writes(&live.key, WriteLimit::None).await;
                     drop(changing);
                     let times = live.writes.failed();
@@ -181,7 +186,7 @@ impl DiskLimits {
         });
     }
 
-    /// Ends the session of a machine that writes although it was told not to.
+    /// Ends the session of a machine that writes although its writes are held.
     pub(super) fn check_obeys(
         self: &Arc<Self>,
         sessions: &Weak<dyn EndsSessions>,
@@ -247,7 +252,8 @@ impl DiskLimits {
             return;
         }
         let limit = if processes { WriteLimit::Slow(WHILE_ENDING) } else { WriteLimit::None };
-        // It has been told; what it has not written is lost if it cannot be reached, as with any machine that is killed.
+        // `limit_writes` logs the error; what the machine has not written is lost if it cannot be
+        // reached, as with any machine that is killed.
         let _ = self.limit_writes(live, limit).await;
     }
 
@@ -303,7 +309,7 @@ mod tests {
         assert_eq!(slow.notice(space(64 << 20)), Outlook::Calm);
         assert_eq!(slow.notice(space(63 << 20)), Outlook::Calm, "a mebibyte at a time");
         assert_eq!(slow.notice(space(5 << 20)), Outlook::Short);
-        // Nobody writes: nobody is to blame.
+        // No sandbox writes: none is to blame.
         assert_eq!(slow.notice(space(0)), Outlook::Short);
         assert_eq!(slow.notice(space(0)), Outlook::Calm);
         // Without a reserve there is none to keep.

@@ -1,9 +1,9 @@
 //! Checkpoints: a snapshot of a session that continues.
 //!
-//! Two ways. When no process but the agent is alive, the root is *exchanged*: a fresh layer goes on
-//! top, the one written so far is sealed under it, and nothing is copied however much it holds. When
-//! processes are alive they may have files open for writing, so they are frozen, what changed since
-//! the last checkpoint is *copied*, and they go on.
+//! Two ways. When no process but the agent is alive, the root is *exchanged*: a fresh layer is put
+//! on top, the one written so far is sealed under it, and nothing is copied however much it holds.
+//! When processes are alive they may have files open for writing, so they are frozen, what changed
+//! since the last checkpoint is *copied*, and they resume.
 //!
 //! Of a machine that keeps its memory it is neither: memory and disk are captured together (`pause`).
 //!
@@ -140,7 +140,7 @@ impl Lifecycle {
         if let Err(error) = relayer.swap_root(&live.key, &self.store.root(&fresh, &chain)).await {
             if !matches!(error, DriverError::NotAlone { .. } | DriverError::NoRoom { .. }) {
                 // It may or may not stand on the new root. The record names both layers, which is right
-                // either way; whoever asked ends the session on it.
+                // either way; the caller ends the session on it.
                 live.set_sandbox(sandbox.clone());
                 return Err(error.into());
             }
@@ -191,7 +191,7 @@ impl Lifecycle {
             // A checkpoint of an earlier daemon is as good as one of ours.
             *copied = self.store.live_copy(open, sandbox.open_chain()).await;
         }
-        // Snapshots that named earlier copies may be gone: from here on they stay, if they are there.
+        // Snapshots that named earlier copies may be gone: existing copies are held from here on.
         let hold = self.store.hold();
         if let Some(copy) = copied.as_mut() {
             let short =
@@ -277,7 +277,7 @@ impl Lifecycle {
         open: &LayerId,
         measured: Option<MeasuredLayer>,
     ) -> Result<()> {
-        // Excluded paths stay in this layer: the session that goes on still sees them.
+        // Excluded paths stay in this layer: the continuing session still sees them.
         let options = crate::store::SealOptions {
             exclude: Vec::new(),
             measured,

@@ -84,7 +84,7 @@ impl Lifecycle {
         self.store.check_room(1).await?;
         match self.register(project, request.name.clone(), start_point, key, request.start).await {
             Err(Error::NameTaken(name)) if request.if_exists == IfExists::Get => {
-                // Somebody else was quicker: theirs is handed out.
+                // Another call was faster: its sandbox is returned.
                 self.open_existing(project, &name, request.start)
                     .await?
                     .ok_or(Error::NameTaken(name))
@@ -270,7 +270,7 @@ impl Lifecycle {
                 }),
                 Err(error) => {
                     // A create that fails leaves no sandbox behind: the name is free again.
-                    // Nobody was told of anything it did.
+                    // No effect of it was reported to anybody.
                     if let Some(failed) = this.db.sandbox_by_id(&sandbox.id).await? {
                         sandbox.revision = failed.revision;
                     }

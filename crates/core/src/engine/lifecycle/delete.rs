@@ -8,10 +8,11 @@
 //!
 //! *What was written to a drive is not the sandbox's to lose.* On a machine with disks of its own it has to be taken out of
 //! them first: by the machine while it lives, by another boot when it does not (`export_by_rescue_boot`). If neither works the
-//! sandbox is not deleted. It is `failed`, with the reason, has all it had, and whoever asked is told: the delete can be
-//! tried again, or forced, which gives up what could not be had and says which drives that is true of. For want of room
-//! alone it stays `deleted`, and is tried again by housekeeping: room is made sooner or later. That it was forced is on record
-//! with `deleted`, as all about it is.
+//! sandbox is not deleted. It is `failed`, with the reason, keeps all it had, and the caller gets
+//! an error: the delete can be tried again, or forced, which gives up what could not be had and
+//! says which drives that is true of. For want of room alone it stays `deleted`, and is tried again
+//! by housekeeping: room is made sooner or later. That it was forced is on record with `deleted`,
+//! as all about it is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +66,8 @@ impl Lifecycle {
         // What was written to drives is theirs. One that cannot be freed now is freed when the sandbox is
         // gone, by housekeeping or by the next who comes for it.
         match self.guard_drives(&sandbox).await {
-            // Nobody can say any more what to look for, and a sandbox must be deletable all the same.
+            // The values to look for are no longer known, and a sandbox must be deletable all the
+            // same.
             Err(error @ (Error::NoSecret(_) | Error::Sealed { .. })) => {
                 tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "what a deleted sandbox wrote to drives is kept without a search for secrets");
             }
@@ -143,7 +145,7 @@ impl Lifecycle {
             }
             layers.push(layer);
         }
-        // Reasons that pass: nothing is given up for them, whoever forces it.
+        // Temporary reasons: nothing is given up for them, even with force.
         let passes = matches!(
             error,
             Error::ShuttingDown | Error::Store(crate::store::StoreError::ShuttingDown)

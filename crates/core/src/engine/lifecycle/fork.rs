@@ -25,7 +25,7 @@ use crate::model::{
 };
 use crate::store::Durability;
 
-/// How many forks one capture makes at the most.
+/// How many forks one capture makes at most.
 const MOST_FORKS: u32 = 100;
 /// How many of them start at the same time.
 const FORKS_AT_ONCE: usize = 8;

@@ -2,8 +2,8 @@
 //! a caller: recovery after a restart, idle and expiry timers.
 //!
 //! Each operation runs in the sandbox's turn (`running/turns.rs`). It writes what it is about to do into the sandbox's manifest,
-//! does it, and writes the outcome. A daemon that dies in between finds the pending effect when it comes back (`recover`) and
-//! completes it.
+//! does it, and writes the outcome. A daemon that dies in between leaves the pending effect to the
+//! next one, which completes it (`recover`).
 
 pub(in crate::engine) mod checkpoint;
 pub(in crate::engine) mod create;

@@ -9,8 +9,8 @@
 //!   pause:                                              held                   →  sandbox manifest, `paused`   →  machine gone  →  answer
 //! ```
 //!
-//! The sandbox's manifest is the commit point. Before it the sandbox runs, whatever happens: a machine that is held is let go, by
-//! this daemon or by the next. After it the machine is only in the way.
+//! The sandbox's manifest is the commit point. Before it the sandbox runs, whatever happens: a held
+//! machine is resumed, by this daemon or by the next. After it the machine only has to be ended.
 //!
 //! *What a capture took of the disk stays taken*, also when its pages were refused for a secret, or a daemon died over
 //! it. So the layer's id is on record (`OpenSession::captured`) before the capture begins, and of one that came to nothing the disk
@@ -43,7 +43,7 @@ use crate::model::{
 };
 use crate::store::{Durability, NewMemory};
 
-/// How many it may stand on after a pause, which sees to it that there are fewer when it is woken.
+/// How many it may stand on after a pause, which makes sure that there are fewer when it is woken.
 const DEEPEST_PAUSED: usize = DEEPEST_DISKS + 16;
 /// How long a checkpoint waits for those who are touching the root.
 const GATE_WITHIN: Duration = Duration::from_millis(200);
@@ -66,7 +66,7 @@ impl Capture {
 }
 
 impl Lifecycle {
-    /// What becomes of a sandbox that nobody uses: what it says, or what its driver is best at.
+    /// What happens to an idle sandbox: its own setting, or the best that its driver can do.
     pub(in crate::engine) fn on_idle(&self, sandbox: &Sandbox) -> OnIdle {
         let keeps = || {
             let driver = self.context.driver(&sandbox.config.driver);
@@ -93,7 +93,8 @@ impl Lifecycle {
         *sandbox = (*live.sandbox()).clone();
         let before = self.sessions.validate_before_stop(&live).await;
         sandbox.validated = before.validated.or(sandbox.validated.take());
-        // Whoever is touching the root gets to the end of it; nobody new comes in until it is away, or goes on.
+        // Operations that use the root run to completion; no new one starts until it is away, or
+        // the machine resumes.
         let gate = tokio::time::timeout(self.context.settings.grace, live.gate.write()).await.ok();
         if end == SessionEnd::Idle && live.quiet_for().is_none() {
             return Err(Error::SessionOver);
@@ -170,7 +171,7 @@ impl Lifecycle {
         after.totals.add(session.usage);
         failpoint::pass("pause.sealed");
         if let Err(error) = self.commit(&mut after, &snapshot).await {
-            // Whatever of it is on record must not be: the machine goes on from here.
+            // Whatever of it is on record must be removed: the machine continues from here.
             if let Err(error) = self.records.record(sandbox, Durability::Synced).await {
                 tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "a pause failed and the sandbox runs, but its manifest may say paused");
             }
@@ -186,7 +187,7 @@ impl Lifecycle {
         Ok((after, snapshot))
     }
 
-    /// The sandbox has no machine any more, as far as anybody can see.
+    /// From here on the sandbox has no machine for all callers.
     fn detach_paused(
         self: &Arc<Self>,
         slot: &Slot,
@@ -212,7 +213,7 @@ impl Lifecycle {
         });
     }
 
-    /// Takes a snapshot, memory included, of a machine that goes on.
+    /// Takes a snapshot, memory included, of a machine that continues.
     pub(in crate::engine) async fn checkpoint_memory(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
@@ -338,7 +339,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Sees to what earlier captures of this session left unfinished, for want of room say: nothing may stand on those.
+    /// Completes what earlier captures of this session left unfinished, for example for want of
+    /// room: nothing may stand on those.
     async fn repair_captures(
         &self,
         live: &RunningSandbox,
@@ -352,7 +354,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Sees to a capture that a daemon died over, of a machine that is alive and goes on.
+    /// Finishes a capture during which a daemon died, of a machine that is alive and continues.
     pub(in crate::engine) async fn finish_captures(
         &self,
         powers: Pausing<'_>,
@@ -363,7 +365,7 @@ impl Lifecycle {
             let snapshot = SnapshotId::of_memory(&id);
             let written = self.db.snapshot(&snapshot).await?;
             if written.is_some_and(|written| written.generation > sandbox.generation) {
-                // Nobody was told of it, and the next one has its number.
+                // It was never reported to anybody, and the next one has its number.
                 self.storage
                     .snapshots
                     .delete_record(&snapshot, Unless::Held, Durability::Soon)

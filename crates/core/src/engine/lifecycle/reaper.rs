@@ -1,5 +1,6 @@
-//! What goes by itself: idle and overlong sessions, expired sandboxes and snapshots; and what is done now and
-//! then: writing dirty data back, collecting, compacting. Disk limits are in `integrity/disk_limits.rs`.
+//! Ends idle and overlong sessions, removes expired sandboxes and snapshots, and does the periodic
+//! work: writing dirty data back, collecting, compacting. Disk limits are in
+//! `integrity/disk_limits.rs`.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

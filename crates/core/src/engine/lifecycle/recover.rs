@@ -20,14 +20,14 @@
 //!
 //! *Recovery never delays the start.* [`Lifecycle::recover`] reads the disk, learns which machines are alive, which uids are taken and
 //! who holds which layers, and takes the turn of every sandbox. All else happens in a task per sandbox after the server listens:
-//! an agent that does not answer, or a layer that takes long to seal, is waited for by nobody but whoever wants that
-//! sandbox. Agents are waited for by all these tasks at the same time; what is heavy on the disk is done by [`AT_ONCE`] of
-//! them. Until its task is done a sandbox is listed as it was found: `running` if its machine is alive,
-//! `stopping` if what it wrote is still to be sealed.
+//! an agent that does not answer, or a layer that takes long to seal, delays only callers that need
+//! that sandbox. Agents are waited for by all these tasks at the same time; what is heavy on the
+//! disk is done by [`AT_ONCE`] of them. Until its task is done a sandbox is listed as it was found:
+//! `running` if its machine is alive, `stopping` if what it wrote is still to be sealed.
 //!
 //! Nothing is collected as garbage until all of them are done.
 //!
-//! Drives follow their sandboxes; one that is attached to a session nobody knows is freed last.
+//! Drives follow their sandboxes; one that is attached to an unknown session is freed last.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -242,8 +242,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Tells of manifests that do not read. The reference counts know nobody who holds what they name, and it
-    /// must not be collected for that.
+    /// Reports manifests that cannot be read. The reference counts lack what such a manifest names,
+    /// and it must not be collected for that.
     fn doubt(&self, damaged: &[Damaged]) {
         self.report_unreadable(damaged);
         for Damaged { path, reason, .. } in damaged {
@@ -337,8 +337,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Ends what is left of a session. What is on the disks of a machine takes a boot to have: the recovery of the others
-    /// is not held up by that, and whoever wants this sandbox waits for its turn.
+    /// Ends what is left of a session. Exporting a machine's disks takes a boot: that does not
+    /// delay the recovery of the others, and callers that need this sandbox wait for its turn.
     async fn finish_session_end(
         self: &Arc<Self>,
         recovering: Recovering,
@@ -362,7 +362,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Goes on with a delete, in the same way.
+    /// Continues a delete, in the same way.
     async fn finish_delete(
         self: &Arc<Self>,
         recovering: Recovering,
@@ -464,7 +464,7 @@ impl Lifecycle {
         }
         self.secrets.mask_again(&live);
         let mut adopted = Vec::new();
-        // Those of an earlier session slept, and go on in this one.
+        // Those of an earlier session were suspended, and resume in this one.
         let running = all.iter().filter(|command| command.state == CommandState::Running);
         for mut command in running.cloned() {
             if known.iter().any(|known| known.command == command.inside()) {

@@ -1,4 +1,4 @@
-//! What callers ask of a sandbox as a whole: create, get, list, start, stop, update, delete, fork,
+//! Requests about a sandbox as a whole: create, get, list, start, stop, update, delete, fork,
 //! checkpoint, roll back.
 
 use std::sync::Arc;
@@ -49,8 +49,8 @@ impl Lifecycle {
 
     /// The sandbox as it is now, in its turn.
     ///
-    /// In a turn nothing else is under way, so a record that says so without a machine is what a
-    /// failure left that could not even be written down: it is `failed`, and goes on from there.
+    /// In a turn no other operation is in progress, so a record with one but without a machine is
+    /// left from a failure that could not be recorded: it is `failed`, and continues from there.
     pub(in crate::engine) async fn reread(
         &self,
         slot: &Slot,
@@ -124,7 +124,7 @@ impl Lifecycle {
         Err(Error::SessionOver)
     }
 
-    /// Starts a sandbox in its turn; the second answer tells whether this call did it.
+    /// Starts a sandbox in its turn; the second value is whether this call did it.
     pub(in crate::engine) async fn wake(
         self: &Arc<Self>,
         id: &SandboxId,
@@ -262,7 +262,7 @@ impl Lifecycle {
         if secrets_changed {
             self.secrets.check_secret_uses(&sandbox.project, &sandbox.config)?;
         }
-        // Whatever does not hold is told before anything has changed.
+        // Invalid requests are refused before anything has changed.
         let rules_changed = policy_changed || secrets_changed;
         if rules_changed {
             self.network.rules(&sandbox)?;

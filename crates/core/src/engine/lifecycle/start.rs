@@ -143,7 +143,7 @@ impl Lifecycle {
                 if let Some(memory) = template {
                     self.machines.restock(&live.sandbox(), &memory);
                 }
-                // Services that go on in memory are there already.
+                // Services that resume in memory exist already.
                 if restored {
                     self.sessions.adopt_services(&live, &[]);
                 } else {
@@ -206,8 +206,8 @@ impl Lifecycle {
         Ok((live, goes_on))
     }
 
-    /// What a session knows from the one whose memory it goes on with: which secrets may be in there, and which services
-    /// somebody started or stopped by hand.
+    /// Takes over what the session knew whose memory this one resumes: which secrets may be in
+    /// there, and which services somebody started or stopped by hand.
     async fn inherit_from_snapshot(
         &self,
         begin: &StartPlan,
@@ -304,11 +304,12 @@ impl Lifecycle {
         if let Err(error) = self.records.keep_session(&session).await {
             tracing::warn!(session = %session.id, error = error_chain(&error), "the end of a session is not written to disk yet");
         }
-        // Only what no record names any more is taken away.
+        // Only what no record references any more is removed.
         let unnamed = gone && changed.is_ok();
         self.record_outcome(&mut sandbox, unnamed.then_some(held)).await;
         match error.kind() {
-            // The disk, or where a drive was to be mounted, not the sandbox: the caller is told that.
+            // The disk, or where a drive was to be mounted, not the sandbox: the caller gets that
+            // error.
             ErrorKind::Exhausted => error,
             _ if matches!(
                 error,
@@ -325,7 +326,7 @@ impl Lifecycle {
     pub(in crate::engine) async fn release_start(self: &Arc<Self>, held: &Sandbox) {
         self.references.discard_when_synced(held.open_layer().cloned());
         for mounted in held.mounted() {
-            // A session that never began wrote nothing that anybody was told of.
+            // A session that never began wrote nothing that was reported to anybody.
             if let Err(error) = self.store.clear_disk(&mounted.layer).await {
                 tracing::warn!(%error, "the disk of a drive was not removed after a failed start");
             }

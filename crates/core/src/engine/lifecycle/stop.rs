@@ -44,7 +44,7 @@ use crate::model::{
 };
 use crate::store::{Durability, MeasuredLayer, SealOptions, Sealing, StoreError};
 
-/// How often it is asked whether a layer is mounted before processes are looked for that have it.
+/// After how many checks for a mounted layer processes are looked for that have it.
 const STRAY_AFTER: u32 = 20;
 /// How long a layer of a machine that is gone may stay mounted.
 const STRAY_WITHIN: Duration = Duration::from_secs(15);
@@ -65,7 +65,7 @@ impl Lifecycle {
         if live.is_none() && self.never_began(sandbox).await? {
             return self.roll_back_start(sandbox).await;
         }
-        // What is left of a session that broke off is not timed: nobody waits for it.
+        // The end of a session that broke off is not timed: no caller waits for it.
         let timing = live
             .is_some()
             .then(|| self.context.meters.time(Operation::Stop, &sandbox.config.driver));
@@ -74,11 +74,12 @@ impl Lifecycle {
         let writes = |mounted: &Mounted| mounted.mode == MountMode::ReadWrite;
         let seals = keep || sandbox.mounted().iter().any(writes);
         if seals && live.is_some() && ending.end != SessionEnd::Interrupted {
-            // Before anything is touched: is there room for what sealing writes?
+            // Checks, before anything is touched, that there is room for what sealing writes.
             self.store.wait_for_room_to_seal().await?;
             self.check_room_to_export(sandbox, keep).await?;
         }
-        // Nobody is asked when a session broke off or its time is up: then the layer is left open.
+        // There is no caller to decide when a session broke off or its time is up: then the layer
+        // is left open.
         let can_go_on = live.is_some() && (ending.is_asked_for() || ending.end == SessionEnd::Idle);
         let mut doubtful = Vec::new();
         if sandbox.decision().accept_doubtful {
@@ -100,7 +101,7 @@ impl Lifecycle {
             sandbox.validated = before.validated.or(sandbox.validated.take());
             answers = before.answers;
         }
-        // Whoever is touching the root gets to the end of it; nobody new comes in until it is down.
+        // Operations that use the root run to completion; no new one starts until it is down.
         let gate = match &live {
             Some(live) => {
                 tokio::time::timeout(self.context.settings.grace, live.gate.write()).await.ok()
@@ -112,7 +113,7 @@ impl Lifecycle {
         {
             return Err(Error::SessionOver);
         }
-        // From here on nobody but the engine asks the agent for anything, and that only to end processes.
+        // From here on only the engine sends requests to the agent, and that only to end processes.
         looked.measured = live.as_ref().and_then(|live| live.measured_ahead(sandbox));
         step("seal.gated");
         sandbox.transition(Change::End(ending))?;
@@ -170,7 +171,7 @@ impl Lifecycle {
                 failpoint::pass("seal.done");
                 step("seal.told");
                 if ending.kind != SnapshotKind::BeforeRollback {
-                    // Before a rollback the snapshot that is wanted might be what goes.
+                    // Before a rollback, retention might remove the snapshot that is its target.
                     self.storage.snapshots.try_to_retain(sandbox).await;
                 }
                 if let Some(timing) = timing {
@@ -193,8 +194,8 @@ impl Lifecycle {
         }
     }
 
-    /// Refuses when the files on a machine's disks would not fit on the host beside those disks, as far as can be told before they
-    /// are exported: then the session goes on.
+    /// Refuses when the files on a machine's disks would not fit on the host beside those disks, as
+    /// far as is known before they are exported: then the session continues.
     async fn check_room_to_export(&self, sandbox: &Sandbox, keep: bool) -> Result<()> {
         let mut bytes = 0;
         for (_, layer) in self.machines.on_disks(sandbox, keep)? {
@@ -206,8 +207,9 @@ impl Lifecycle {
         }
     }
 
-    /// Whether what is left is of a start that did not come to its end, of a sandbox that goes on from memory. Its open layer is
-    /// nothing then but a way to that memory: sealed, it would stand for files that it does not have.
+    /// Whether what is left is of a start that did not come to its end, of a sandbox that resumes
+    /// from memory. Its open layer is nothing then but a way to that memory: sealed, it would stand
+    /// for files that it does not have.
     async fn never_began(&self, sandbox: &Sandbox) -> Result<bool> {
         let begun =
             sandbox.pending_effect() == Some(Effect::Boot) && sandbox.open_session().is_some();
@@ -218,7 +220,7 @@ impl Lifecycle {
         Ok(current.is_some_and(|current| current.has_memory()))
     }
 
-    /// Undoes such a start: nobody was told of anything in it.
+    /// Undoes such a start: nothing in it was reported to anybody.
     async fn roll_back_start(self: &Arc<Self>, sandbox: &mut Sandbox) -> Result<Option<Snapshot>> {
         let driver = self.context.driver(&sandbox.config.driver)?;
         driver.stop(&MachineKey::from(&sandbox.id)).await?;
@@ -260,7 +262,7 @@ impl Lifecycle {
         Ok(Some(session))
     }
 
-    /// Puts on record what the machine used; what it used before a daemon died is there already.
+    /// Records the machine's usage; usage of before a daemon died is recorded already.
     pub(in crate::engine) async fn note_usage(
         &self,
         session: Option<&mut Session>,
@@ -292,8 +294,8 @@ impl Lifecycle {
         end
     }
 
-    /// Keeps a session's record. On a full disk that fails, and the end of the session all the same
-    /// goes on: there must be a way to have the room back.
+    /// Saves a session's record. On a full disk that fails, and the end of the session continues
+    /// all the same: there must be a way to free the room.
     async fn try_to_save_session(&self, session: &Session) {
         if let Err(error) = self.records.keep_session(session).await {
             tracing::warn!(session = %session.id, error = error_chain(&error), "the end of a session is not written to disk yet");
@@ -333,8 +335,8 @@ impl Lifecycle {
         Ok(driver.stop(&MachineKey::from(&sandbox.id)).await?)
     }
 
-    /// Makes sure that nothing writes to the layers of a machine that this daemon did not end itself, and refuses to go on
-    /// while something may.
+    /// Makes sure that nothing writes to the layers of a machine that this daemon did not end
+    /// itself, and refuses to continue while something may.
     async fn end_strays(&self, sandbox: &Sandbox) -> Result<()> {
         let writes = |mounted: &&Mounted| mounted.mode == MountMode::ReadWrite;
         let drives = sandbox.mounted().iter().filter(writes).map(|mounted| &mounted.layer);
@@ -478,7 +480,8 @@ impl Lifecycle {
             kind: LayerKind::Session,
             ..SealOptions::default()
         };
-        // One that is not there is lost, not empty: an empty one stays until no record names it.
+        // A missing layer is data loss; never treat it as empty: an empty one stays until no record
+        // references it.
         let rules = junk_warned_of(sandbox)?;
         let (sealing, junk) = self.store.prepare_seal(layer, &options, rules).await?;
         findings.extend(junk.iter().take(20).map(|junk| junk_finding(junk, None)));
@@ -562,7 +565,7 @@ impl Lifecycle {
             self.records.recorded(sandbox);
             return Ok(());
         };
-        // Nobody deletes it in between, when no sandbox stands on it yet.
+        // No other call deletes it in between, when no sandbox stands on it yet.
         let _record = self.storage.snapshots.snapshot_locks.lock(&snapshot.id).await;
         let mut after = sandbox.clone();
         after.current = Some(snapshot.id.clone());
@@ -570,7 +573,7 @@ impl Lifecycle {
         after.generation = snapshot.generation;
         after.updated_at = now();
         let committed = self.context.catalog.commit(ready, Some(snapshot), &mut after).await;
-        // It may be there all the same, and the sandbox's record not.
+        // It may exist all the same, and the sandbox's record not.
         if committed.is_ok() || self.db.snapshot_record(&snapshot.id).await?.is_some() {
             self.references.counts().hold_snapshot(snapshot);
         }
@@ -617,7 +620,7 @@ impl RunningSandbox {
             loop {
                 let Some(tracked) = self.commands.lock().values().next().cloned() else { return };
                 tracked.ended().await;
-                // Its caller hears before the disk does: a moment more.
+                // Its caller gets the answer before the disk does: a moment more.
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

@@ -1,9 +1,10 @@
 //! Outcomes that are not on disk yet, because it was full: retries to write them.
 //!
-//! Whatever a sandbox was asked for comes to an end that users see, also when the disk has no room for the record of it: a
-//! failed start is `failed`, not `starting` for ever. Space that was set aside for this is given up first
-//! (`store/space/reserve_file.rs`). If that is not enough, the outcome is kept in memory, and written down as soon as that is possible. A
-//! daemon that dies before finds the older record and comes to the same end by itself (`recover`).
+//! Every operation on a sandbox has an outcome that users see, also when the disk has no room for
+//! its record: a failed start is `failed`, and does not stay `starting`. Space that was set aside
+//! for this is given up first (`store/space/reserve_file.rs`). If that is not enough, the outcome
+//! is kept in memory, and written down as soon as that is possible. A daemon that dies before finds
+//! the older record and comes to the same end by itself (`recover`).
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use crate::model::Sandbox;
 use crate::store::Durability;
 
 impl Lifecycle {
-    /// Puts on record how something ended, at once if possible. `held` is what may be taken away then.
+    /// Records the outcome of an operation, at once if possible. `held` is what may be removed
+    /// then.
     pub(in crate::engine) async fn record_outcome(
         self: &Arc<Self>,
         sandbox: &mut Sandbox,

@@ -17,7 +17,7 @@ pub struct Why {
     pub since: Timestamp,
     /// How it came there.
     pub reason: String,
-    /// What would wake it, or, while it runs, what would put it to sleep and when.
+    /// What would wake it, or, while it runs, what would stop or pause it and when.
     pub waking: Vec<String>,
     /// What keeps it awake now.
     pub holding: Vec<String>,
@@ -26,7 +26,7 @@ pub struct Why {
 }
 
 impl Lifecycle {
-    /// What would put a running sandbox to sleep.
+    /// What would stop or pause a running sandbox.
     pub(in crate::engine) fn sleeping(
         &self,
         live: &RunningSandbox,
@@ -112,7 +112,7 @@ pub(in crate::engine) fn reason(
     }
 }
 
-/// What would wake a sandbox that sleeps.
+/// What would wake a stopped or paused sandbox.
 pub(in crate::engine) fn waking(sandbox: &Sandbox) -> Vec<String> {
     if !matches!(sandbox.phase(), Phase::Stopped | Phase::Paused | Phase::Failed) {
         return Vec::new();

@@ -5,10 +5,12 @@
 //! answer is booted once more on its disks, for that alone.
 //!
 //! *What a guest says is not believed, and not waited for without end.* How much may come is bounded by what its disk can hold
-//! (`store::fill`), and how long that may take by how much has come: it may stand still for a minute, and the time spent waiting
-//! for it may not be more than two minutes and a second for each MiB. What the host itself takes to unpack is not counted.
-//! A live machine that is beyond a bound is ended and booted once more, with an agent it has not touched; if that fails as well the
-//! sandbox is `failed`, with the reason, and its disk stays: the stop can be tried again, or what was written be discarded.
+//! (`store::fill`), and how long that may take by how much has come: it may pause for a minute, and
+//! the time spent waiting for it may not be more than two minutes and a second for each MiB. What
+//! the host itself takes to unpack is not counted. A live machine that is beyond a bound is ended
+//! and booted once more, with an agent it has not touched; if that fails as well the sandbox is
+//! `failed`, with the reason, and its disk stays: the stop can be tried again, or what was written
+//! be discarded.
 //!
 //! The store seals no layer whose disk is still there, and removes the disk only when all of it is in the layer: a daemon that
 //! dies at any point finds one or the other, and comes this way again.
@@ -35,7 +37,7 @@ use crate::guest::{Guest, GuestError, Incoming};
 use crate::model::{LayerId, MemoryLayer, MountMode, Sandbox};
 use crate::store::{StoreError, export_limit};
 
-/// How long an agent that hands over may say nothing.
+/// How long an exporting agent may send nothing.
 const SILENCE: Duration = Duration::from_secs(60);
 /// How long it may be waited for in all, before anything has come.
 const BEFORE: Duration = Duration::from_secs(120);
@@ -43,7 +45,8 @@ const BEFORE: Duration = Duration::from_secs(120);
 const PER_SECOND: u64 = 64 << 10;
 
 impl Machines {
-    /// What is on disks and is to be kept: the part's number and its layer. Of a session that was to be discarded, nothing is.
+    /// What is on disks and is to be kept: the part's number and its layer. Nothing, if the session
+    /// was to be discarded.
     pub(in crate::engine) fn on_disks(
         &self,
         sandbox: &Sandbox,
@@ -165,12 +168,12 @@ fn only(machine: Machine, parts: &[(u32, LayerId)], scratch: &Path) -> Machine {
     Machine { root, mounts, ..machine }
 }
 
-/// What an agent hands over, to be read. It ends where the agent says so and nowhere else.
+/// An agent's export, to be read. It ends only where the agent marks its end.
 struct Export {
     pieces: mpsc::Receiver<io::Result<Bytes>>,
     rest: Bytes,
     over: bool,
-    /// Receives from the agent. It ends with this, and the agent is told.
+    /// Receives from the agent. Dropping this ends the task, and the agent is notified.
     _receiving: AbortOnDropHandle<()>,
 }
 
@@ -273,7 +276,7 @@ mod tests {
         }
         assert_eq!(pace.waited, BEFORE);
         assert!(pace.lost().to_string().contains("bytes in 120 s"), "{}", pace.lost());
-        // What comes fast enough has all the time it takes, but may not stand still.
+        // A fast stream has all the time it takes, but may not pause.
         pace.received = 600 * PER_SECOND;
         assert_eq!(pace.patience(), SILENCE);
     }

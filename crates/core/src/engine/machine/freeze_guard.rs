@@ -1,8 +1,9 @@
 //! A guard for frozen machines: they are thawed when it is dropped, whatever happens.
 //!
 //! A checkpoint freezes the processes of a sandbox, a pause holds its machine. Between that and the end of it there is disk
-//! work, which can fail, panic or be cancelled. So both are guards: dropping one lets the sandbox go on, in a background task that a
-//! shutdown waits for. A daemon that dies leaves it to the next, which lets everything go on that it adopts.
+//! work, which can fail, panic or be cancelled. So both are guards: dropping one resumes the
+//! sandbox, in a background task that a shutdown waits for. A daemon that dies leaves it to the
+//! next, which resumes every sandbox that it adopts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +14,13 @@ use crate::engine::running::live::RunningSandbox;
 use crate::engine::{Error, Result};
 use crate::model::Sandbox;
 
-/// How long after a failure a sandbox is told again to go on.
+/// How long after each failure the resume is tried again.
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(10)];
 
 /// The processes of a sandbox, frozen while this lives; or the machine they are in, if that has a kernel of its own.
 pub(in crate::engine) struct FrozenProcesses {
-    /// Absent once they go on.
+    /// Absent once they have resumed.
     live: Option<Arc<RunningSandbox>>,
     context: Arc<Context>,
 }
@@ -39,7 +40,7 @@ impl FrozenProcesses {
         Ok(frozen)
     }
 
-    /// Lets them go on. After an error it is tried again in the background.
+    /// Resumes them. After an error it is tried again in the background.
     pub(in crate::engine) async fn thaw(mut self) -> Result<()> {
         if let Some(live) = &self.live {
             thaw(live).await?;
@@ -77,7 +78,7 @@ async fn thaw(live: &RunningSandbox) -> Result<()> {
 
 /// A machine that is held, or about to be, until its memory is on record.
 pub(in crate::engine) struct SuspendedMachine {
-    /// Absent once it goes on, or is not to.
+    /// Absent once it has resumed, or must not.
     live: Option<Arc<RunningSandbox>>,
     context: Arc<Context>,
 }
@@ -87,12 +88,12 @@ impl SuspendedMachine {
         Self { live: Some(Arc::clone(live)), context: Arc::clone(context) }
     }
 
-    /// Its memory is on record: it is not to go on.
+    /// Its memory is on record: it must not resume.
     pub(in crate::engine) fn keep(mut self) {
         self.live = None;
     }
 
-    /// Lets it go on.
+    /// Resumes it.
     pub(in crate::engine) async fn release(mut self) {
         if let Some(live) = self.live.take() {
             resume_machine(&live).await;
@@ -141,7 +142,7 @@ pub(in crate::engine) async fn thaw_filesystems(live: &RunningSandbox) {
     }
 }
 
-/// Lets a machine go on that was held.
+/// Resumes a machine that was held.
 pub(in crate::engine) async fn resume_machine(live: &RunningSandbox) {
     if let Some(memory) = live.driver.memory()
         && let Err(error) = memory.go_on(&live.key).await

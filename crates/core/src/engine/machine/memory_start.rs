@@ -9,8 +9,8 @@
 //!                                    └── there is none and none can be made ──> booted on a blank disk, assembled
 //! ```
 //!
-//! A fallback is never to anything older, and it is said: in the session, in the log, by `why`. What ran is lost then, and
-//! marked so.
+//! A fallback is never to anything older, and it is reported: in the session, in the log, by `why`.
+//! The processes are lost then, and marked so.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,9 +44,9 @@ pub(in crate::engine) enum StartMethod {
     Memory(Box<Snapshot>),
     /// The image's disks alone; this is why.
     Disks(String),
-    /// Memory that belongs to nobody.
+    /// Memory of a template, which belongs to no sandbox.
     Template,
-    /// The same, with the root of an image mounted already: only who it is has to be told.
+    /// The same, with the root of an image mounted already: only its identity is missing.
     ImageTemplate,
     /// Nothing.
     Blank,
@@ -79,7 +79,7 @@ impl StartPlan {
 pub(in crate::engine) struct StartedMachine {
     pub(in crate::engine) link: Link,
     pub(in crate::engine) guest: Guest,
-    /// The snapshot whose memory goes on in it, and the commands that do.
+    /// The snapshot whose memory it resumes from, and the commands that continue in it.
     pub(in crate::engine) restored: Option<(Box<Snapshot>, Vec<Known>)>,
     /// Commands ran in memory that could not be used.
     pub(in crate::engine) commands_lost: bool,
@@ -93,7 +93,7 @@ impl Machines {
         sandbox: &Sandbox,
     ) -> Result<Option<StartPlan>> {
         let Some(powers) = pausing(&**driver) else { return Ok(None) };
-        // Only what decides about images is asked of it: where its files are does not.
+        // Only what decides about images matters here: where its files are does not.
         let machine = self.describe_unplaced(sandbox);
         let here = powers.memory.fingerprint(&machine).await?;
         let current = self.records.current_snapshot(sandbox).await?;

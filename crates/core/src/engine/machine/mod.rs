@@ -36,7 +36,7 @@ pub(in crate::engine) struct Machines {
     uids: Uids,
     templates: Templates,
     pub(in crate::engine) warm: Arc<WarmMachines>,
-    /// How many boots run at a time that nobody may be waiting for: after a power cut every machine may need one.
+    /// Bounds the boots without a waiting caller: after a power cut every machine may need one.
     boots: tokio::sync::Semaphore,
 }
 

@@ -36,7 +36,7 @@ pub(in crate::engine) struct RestoreAs {
     pub(in crate::engine) frozen: bool,
 }
 
-/// A machine that goes on, and knows what changed meanwhile.
+/// A machine that resumed, and knows what changed meanwhile.
 pub(in crate::engine) struct RestoredMachine {
     pub(in crate::engine) link: Link,
     pub(in crate::engine) guest: Guest,
@@ -45,7 +45,7 @@ pub(in crate::engine) struct RestoredMachine {
 }
 
 impl Machines {
-    /// Leaves nothing of an attempt: nobody has been told of anything it did.
+    /// Removes all traces of an attempt: nothing of it was reported to anybody.
     pub(in crate::engine) async fn start_over(
         &self,
         driver: &Arc<dyn Driver>,
@@ -60,7 +60,8 @@ impl Machines {
         Ok(())
     }
 
-    /// Starts a machine from memory in which its root is mounted, and tells it who it is if that is another.
+    /// Starts a machine from memory in which its root is mounted, and sends it its identity if that
+    /// is another.
     pub(in crate::engine) async fn restore_as(
         &self,
         driver: &Arc<dyn Driver>,
@@ -90,7 +91,8 @@ impl Machines {
         Ok(RestoredMachine { link, guest, commands })
     }
 
-    /// Tells a machine the time once more, if it was told it long ago: it was on its way for as long as everything took.
+    /// Sends a machine the time once more, if it got it long ago: it was on its way for as long as
+    /// everything took.
     pub(in crate::engine) async fn tell_time(&self, guest: &Guest, told: Instant) -> Result<()> {
         if told.elapsed() > LATE {
             guest.renew(Renew { now: moment(), identity: None, machine_id: false }).await?;
@@ -98,8 +100,8 @@ impl Machines {
         Ok(())
     }
 
-    /// Lets a machine write again. Nobody waits for it: whoever writes does, for a moment. If it is not heard, the machine thaws itself ten
-    /// seconds after it was frozen.
+    /// Lets a machine write again. No caller waits for it: writers do, for a moment. If the request
+    /// is lost, the machine thaws itself ten seconds after it was frozen.
     fn thaw_soon(&self, machine: &Machine, guest: Guest) {
         let key = machine.key.clone();
         self.context.tasks.spawn(async move {
@@ -200,7 +202,7 @@ impl Machines {
         Ok(())
     }
 
-    /// What a machine is to be.
+    /// The description of a machine for its agent.
     pub(in crate::engine) async fn assembly(
         &self,
         disk: &dyn OwnDisk,
@@ -229,7 +231,7 @@ pub(in crate::engine) fn identity(machine: &Machine) -> Identity {
     Identity { hostname: machine.hostname.clone(), mac: mac_of(&machine.key) }
 }
 
-/// The time, and randomness that nobody else has.
+/// The time, and fresh randomness.
 pub(in crate::engine) fn moment() -> Moment {
     let mut entropy = zeroize::Zeroizing::new([0u8; 64]);
     // The kernel's random source does not fail once the machine is up.

@@ -83,7 +83,7 @@ impl Machines {
         let layers = &sandbox.image_layers;
         let root = RootFs { image: layers.len(), ..self.store.root(&LayerId::fresh(), layers) };
         let machine = Machine { root, ..machine };
-        // What it was captured with, and what it was told when its root was mounted.
+        // What it was captured with, and what it got when its root was mounted.
         let roots = powers.disk.roots(&machine.root).await?;
         let Limits { pids, file_size, .. } = machine.limits;
         let parts = format!("{} {base} {roots:?} {pids} {}", here.key(), file_size.0);
@@ -99,7 +99,7 @@ impl Machines {
         made.map(Some)
     }
 
-    /// The template of a name: the one on record, or one that is made now, by whoever comes first.
+    /// The template of a name: the one on record, or one that the first caller makes now.
     async fn template_of(
         &self,
         driver: &Arc<dyn Driver>,

@@ -1,9 +1,10 @@
 //! The warm pool: machines that are started before a sandbox needs them.
 //!
 //! A machine that was just restored does everything for the first time, and where it is emulated the first time takes many times as long as
-//! the next. So after a create from a template with an image's root another machine is started from it, is told who it is, runs one
-//! command, and then stands still. The next create from that template takes it over ([`KeepsMemory::adopt`]) and tells it who it is
-//! really. It uses no processor meanwhile, holds some 50 MB, and was never assigned: no secret, no file, no network.
+//! the next. So after a create from a template with an image's root another machine is started from
+//! it, gets an identity, runs one command, and is then held. The next create from that template
+//! takes it over ([`KeepsMemory::adopt`]) and sends it its real identity. It uses no processor
+//! meanwhile, holds some 50 MB, and was never assigned: no secret, no file, no network.
 //!
 //! They are in a [`WarmPool`], as many for a template as the settings say. All of them are ended when the engine shuts down; what a
 //! daemon leaves that was killed is ended by the next. A create that cannot take one over starts as if there had been none.
@@ -28,7 +29,7 @@ use crate::model::{LayerId, Limits, MachineKey, MemoryId, RootFs, Sandbox};
 use crate::store::Durability;
 use crate::warm_pool::{Maker, PoolLimits, WarmPool};
 
-/// How long after the last start they are made: whoever started a machine wants to use it first.
+/// How long after the last start they are made: the user of a machine that just started goes first.
 const AFTER: Duration = Duration::from_millis(500);
 /// How long one waits for a sandbox.
 const AT_MOST: Duration = Duration::from_mins(15);
@@ -42,7 +43,7 @@ const TRIED_WITHIN: Duration = Duration::from_secs(20);
 /// Those of an engine.
 pub(in crate::engine) type WarmMachines = WarmPool<MachineKind, WarmMachine>;
 
-/// So many for each template.
+/// With `most` for each template.
 pub(in crate::engine) fn pool(most: usize) -> Arc<WarmMachines> {
     WarmPool::new(PoolLimits { per_kind: most, kinds: KINDS, quiet: AFTER, idle: AT_MOST })
 }
@@ -121,7 +122,7 @@ impl Machines {
             }
             Err(error) => {
                 tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "a warm machine could not be assigned");
-                // It may be under either name. Whoever is alive keeps the ids.
+                // It may be under either name. The machine that is alive keeps the ids.
                 self.start_over(&driver, machine, sandbox).await?;
                 driver.stop(&waiting.machine.key).await?;
                 self.remove_unassigned_dir(&waiting.machine).await;
@@ -130,7 +131,7 @@ impl Machines {
         }
     }
 
-    /// Makes a machine that waits the machine of a sandbox, and tells it so.
+    /// Makes a machine of the warm pool the machine of a sandbox, and notifies it.
     async fn assign(
         &self,
         waiting: &WarmMachine,
@@ -141,7 +142,8 @@ impl Machines {
         let renew = Renew { now: moment(), identity: Some(identity(machine)), machine_id: false };
         let mut told = pin!(waiting.guest.renew(renew));
         let mut adopted = pin!(memory.adopt(&waiting.machine.key, machine));
-        // It is told before it goes on, most likely, and finds that with the first look. If it does not go on, nobody waits for an answer.
+        // The message most likely arrives before it resumes, and it finds it with the first look.
+        // If it does not resume, the answer is not waited for.
         let (early, link) = tokio::select! {
             biased;
             early = &mut told => (Some(early), adopted.await?),
@@ -155,8 +157,9 @@ impl Machines {
         Ok(link)
     }
 
-    /// Has it on stable storage that the disks of a machine have moved. Nobody waits for it: a create is answered after its record is synced,
-    /// which was written later. A first start that is no create is as exposed to a power cut in this moment as any that just began.
+    /// Syncs in the background that the disks of a machine have moved. No caller waits for it: a
+    /// create is answered after its record is synced, which was written later. A first start that
+    /// is no create is as exposed to a power cut in this moment as any that just began.
     fn sync_soon(&self, machine: &Machine) {
         let place = machine.root.writable_dir.clone();
         let key = machine.key.clone();
@@ -167,7 +170,8 @@ impl Machines {
         });
     }
 
-    /// Sees to it that the next create finds a machine that waits, when there is nothing better to do.
+    /// Makes sure, when there is nothing better to do, that the next create finds a machine in the
+    /// warm pool.
     pub(in crate::engine) fn restock(self: &Arc<Self>, sandbox: &Sandbox, memory: &[MemoryId]) {
         if !memory.iter().take(1).any(|template| self.templates.has_failed(template.as_str())) {
             self.warm.restock(self, &MachineKind::of(sandbox, memory));

@@ -32,7 +32,7 @@ pub(in crate::engine) struct Network {
     secrets: Arc<Secrets>,
     keyring: Arc<Keyring>,
     outside: Arc<Upstream>,
-    /// Who makes the gates of sessions; set once by whoever is above.
+    /// Makes the gates of sessions; set once by the layer above.
     pub(in crate::engine) gates: OnceLock<Weak<dyn MakesGates>>,
     /// Of projects that had a session online.
     sockets: Mutex<HashMap<Name, Arc<ProjectSockets>>>,
@@ -67,7 +67,7 @@ impl Network {
     fn sockets_of(&self, project: &Name) -> Arc<ProjectSockets> {
         let mut all = self.sockets.lock();
         let most = self.tenancy.project_network(project).ok().and_then(|it| it.max_connections);
-        // Of projects that are gone, nobody has any.
+        // Of deleted projects, no session has any.
         all.retain(|_, sockets| Arc::strong_count(sockets) > 1);
         Arc::clone(all.entry(project.clone()).or_insert_with(|| ProjectSockets::new(most)))
     }

@@ -10,7 +10,7 @@ use crate::engine::{Error, Result};
 use crate::model::{Connection, DomainPattern, SandboxId, SessionId, Timestamp, Verdict};
 use crate::store::StoreError;
 
-/// Which connections are wanted. All of what is set must hold.
+/// Selects connections. All given conditions must match.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionFilter {
     /// With this outcome.
@@ -52,7 +52,7 @@ impl ConnectionFilter {
 /// All that went to one place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DestinationTraffic {
-    /// The name, or the address where none was told.
+    /// The name, or the address where no name is known.
     pub host: String,
     /// How many connections, refused ones included.
     pub connections: u64,

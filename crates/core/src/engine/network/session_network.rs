@@ -1,11 +1,12 @@
 //! The network of a session, from its beginning to its end.
 //!
-//! It is attached when the machine is up and before any hook runs, told when a policy, a bound or a secret changes,
-//! and taken down with the machine, when what it counted enters the session's usage. A daemon that comes back asks
-//! the driver for the device again; connections that its predecessor held are gone, the network is not.
+//! It is attached when the machine is up and before any hook runs, updated when a policy, a bound
+//! or a secret changes, and removed with the machine; then its counters enter the session's usage.
+//! A restarted daemon asks the driver for the device again; connections that its predecessor held
+//! are gone, the network is not.
 //!
-//! *A policy that cannot be put in force lets nothing through.* A start fails by it and says why. A session that is
-//! under way goes on with everything denied.
+//! *A policy that cannot be put in force lets nothing through.* A start fails by it and says why. A
+//! running session continues with everything denied.
 //!
 //! *The authority.* Requests inside TLS are seen by signing for their names, with an authority of the sandbox's own. Its
 //! certificate must stay the same for as long as something inside may have it, so it is kept beside the sandbox's
@@ -74,7 +75,7 @@ pub(in crate::engine) trait MakesGates: Send + Sync {
     fn gate(self: Arc<Self>, live: &Arc<RunningSandbox>) -> Arc<dyn Gate>;
 }
 
-/// Where images keep what they trust; the first that is there counts.
+/// Where images keep what they trust; the first that exists counts.
 const SYSTEM_BUNDLES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -85,7 +86,7 @@ const SYSTEM_BUNDLES: [&str; 4] = [
 /// The most that is read of it.
 const BUNDLE_LIMIT: u64 = 8 << 20;
 const AUTHORITY: &str = "the sandbox's certificate authority";
-/// How long it may take to have the authority trusted inside a sandbox that runs.
+/// How long making a running sandbox trust the authority may take.
 const TRUST_WITHIN: Duration = Duration::from_secs(10);
 /// The same in one that starts, or is adopted. An agent that sends a byte now and then would hold its turn for ever.
 const TRUST_AT_START: Duration = Duration::from_secs(60);
@@ -109,7 +110,7 @@ impl Network {
         Ok(Arc::new(rules.excepting(&self.outside.opened())))
     }
 
-    /// Whether a policy can be put in force for sandboxes with these tags, as far as can be told now.
+    /// Whether a policy can be put in force for sandboxes with these tags, as far as is known now.
     pub(in crate::engine) fn check_policy(
         &self,
         project: &Name,
@@ -169,8 +170,8 @@ impl Network {
         Ok(())
     }
 
-    /// Takes a session that an earlier daemon had online there again. What stands in the way is told, and costs the
-    /// session its network, not its life.
+    /// Takes a session that an earlier daemon had online there again. An obstacle is reported, and
+    /// costs the session its network, not its life.
     pub(in crate::engine) async fn reconnect_session(&self, live: &Arc<RunningSandbox>) {
         let sandbox = live.sandbox();
         let rules = self.rules(&sandbox).unwrap_or_else(|error| {
@@ -227,8 +228,8 @@ impl Network {
         self.rules_changed(live).await;
     }
 
-    /// Puts the rules in force that now follow from the session's policy, its project's and its secrets, and sees to it
-    /// that they can work inside.
+    /// Puts the rules in force that now follow from the session's policy, its project's and its
+    /// secrets, and makes sure that they can work inside.
     pub(in crate::engine) async fn rules_changed(&self, live: &Arc<RunningSandbox>) {
         if let Some(trust) = self.put_in_force(live) {
             self.try_to_establish_trust(live, &trust).await;
@@ -245,8 +246,8 @@ impl Network {
         join_all(opened.iter().map(|(live, trust)| self.try_to_establish_trust(live, trust))).await;
     }
 
-    /// Puts rules in force, at once. They are made while nobody else can put others there, so that the last to come
-    /// has the last word. Answers with the authority if it must be trusted.
+    /// Puts rules in force, at once. They are made under a lock, so that the last call decides.
+    /// Returns the authority if it must be trusted.
     fn put_in_force(&self, live: &Arc<RunningSandbox>) -> Option<Arc<Trust>> {
         let sandbox = live.sandbox();
         let connected = live.network.lock();
@@ -291,7 +292,7 @@ impl Network {
         Ok((Arc::new(Authority::from_pem(&kept.certificate, key)?), true))
     }
 
-    /// Keeps the authority and sees to it that programs inside trust it.
+    /// Keeps the authority and makes sure that programs inside trust it.
     async fn establish_trust(&self, live: &RunningSandbox, trust: &Trust) -> Result<()> {
         if trust.established.load(Ordering::SeqCst) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The event feed: what happened, for those who watch.
+//! The event feed: what happened, for subscribers.
 //!
 //! ```text
 //! record saved ──catalog watches──> EventFeed::emit ──queue──> one task ──> store/event_journal.rs (journal on disk)
@@ -6,11 +6,12 @@
 //!                     EventStream <── "written up to id N" (watch channel) ── reads the files
 //! ```
 //!
-//! The feed watches the catalog: phases and new snapshots are told by the records that are saved. What no record tells
-//! (which command ended, what a rollback returned to) a component emits after the change is on disk. Emitting never
-//! waits: when the queue is full (a disk that hangs) the event is counted as lost, and readers are
-//! told the number. Readers keep no events in memory: each follows the files of the journal at its
-//! own speed, and one that is too slow is told that it missed some.
+//! The feed watches the catalog: the saved records give the phases and new snapshots. What no
+//! record holds (which command ended, which snapshot a rollback returned to) a component emits
+//! after the change is on disk. Emitting never waits: when the queue is full (a disk that hangs)
+//! the event is counted as lost, and readers get the number. Readers keep no events in memory: each
+//! follows the files of the journal at its own speed, and a reader that is too slow gets a note
+//! that it missed some.
 
 mod log_lines;
 mod stream;
@@ -63,7 +64,7 @@ struct FeedState {
     counts: (u64, u64),
     /// Events that did not fit into the queue.
     lost: BTreeMap<EventSource, u64>,
-    /// The phase that was told last, of sandboxes that are neither stopped nor paused.
+    /// The phase that was reported last, of sandboxes that are neither stopped nor paused.
     phases: HashMap<SandboxId, Phase>,
 }
 
@@ -138,7 +139,7 @@ impl EventFeed {
         self.emit(Some(&sandbox.project), Some(as_it_is(sandbox)), change);
     }
 
-    /// The record of a sandbox was saved: tells its phase if that is another one.
+    /// The record of a sandbox was saved: reports its phase if it changed.
     fn recorded(&self, sandbox: &Sandbox) {
         let phase = sandbox.phase();
         let at_rest = matches!(phase, Phase::Stopped | Phase::Paused);
@@ -169,7 +170,8 @@ impl EventFeed {
         self.emit_in(&mut state, Some(&sandbox.project), Some(as_it_is(sandbox)), change);
     }
 
-    /// Takes note of a sandbox as an earlier daemon left it, so that its phase is not told again.
+    /// Takes note of a sandbox as an earlier daemon left it, so that its phase is not reported
+    /// again.
     pub(in crate::engine) fn learn(&self, sandbox: &Sandbox) {
         if !matches!(sandbox.phase(), Phase::Stopped | Phase::Paused) {
             self.state.lock().phases.insert(sandbox.id.clone(), sandbox.phase());
@@ -328,7 +330,7 @@ impl EventFeed {
     }
 }
 
-/// Phases and snapshots are told by the records that the catalog saves.
+/// The records that the catalog saves give the phases and snapshots.
 impl CatalogWatcher for EventFeed {
     fn saved(&self, sandbox: &Sandbox, snapshot: Option<&Snapshot>) {
         if let Some(snapshot) = snapshot {

@@ -5,9 +5,10 @@
 //! sandboxes/<sbx>/network/<ses>.jsonl.old   those before, once the first is half as long as it may be
 //! ```
 //!
-//! Lines are written by a task of the session's own: whoever handles packets only puts them in a queue, and when the
-//! queue is full the line is lost and counted, never waited for. A sandbox that opens connections as fast as it can
-//! fills its own two files and nothing else; the journals of old sessions go when there are too many bytes of them.
+//! Lines are written by a task of the session's own: the packet handler only puts them in a queue,
+//! and when the queue is full the line is lost and counted, never waited for. A sandbox that opens
+//! connections as fast as it can fills its own two files and nothing else; the journals of old
+//! sessions go when there are too many bytes of them.
 //!
 //! Half a line at the end, left by a crash, is skipped by readers and ended by the next writer.
 
@@ -31,7 +32,7 @@ const SANDBOX_BYTES: u64 = 64 << 20;
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
 /// How many lines may wait to be written.
 const QUEUE: usize = 4096;
-/// A line that is longer is none of ours.
+/// A longer line is not from this journal.
 const LONGEST: u64 = 64 << 10;
 
 /// The journal of one session, being written. What is in its queue when it is dropped is still written.
@@ -44,12 +45,13 @@ pub(in crate::engine) struct FileJournal {
 #[derive(Debug)]
 enum JournalEntry {
     Line(Box<Connection>),
-    /// All before this is written: whoever waits for that is told, and no more comes.
+    /// All before this is written: the waiting caller is notified, and no more comes.
     End(oneshot::Sender<()>),
 }
 
 impl FileJournal {
-    /// Begins, or goes on with, the journal of a session in the sandbox's `dir`. There is no file before there is a line.
+    /// Begins, or continues, the journal of a session in the sandbox's `dir`. There is no file
+    /// before there is a line.
     pub(in crate::engine) fn new(dir: PathBuf, session: SessionId) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
         tokio::spawn(write_all(dir, session, waiting));

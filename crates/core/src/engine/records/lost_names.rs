@@ -1,8 +1,9 @@
-//! Names of sandboxes whose manifest is missing or does not read.
+//! Names of sandboxes whose manifest is missing or cannot be read.
 //!
-//! Such a sandbox cannot be used, and its name is not given to another: whoever asks for it by name would get an empty machine and take
-//! it for their own. The names come from its snapshots, which carry them; from what can still be read of the manifest; and from what
-//! the index remembered of it (`quarantine/`).
+//! Such a sandbox cannot be used, and its name is not given to another: a caller who asks for it by
+//! name would get an empty machine and take it for their own. The names come from its snapshots,
+//! which carry them; from what can still be read of the manifest; and from what the index
+//! remembered of it (`quarantine/`).
 //!
 //! A name is free again when the manifest is back, or when everything that is left of the sandbox was deleted or says that the
 //! sandbox may be gone: then a survey (`evidence`) does not find it any more.
@@ -16,7 +17,7 @@ use crate::engine::records::Records;
 use crate::model::{Name, SandboxId};
 use crate::store::DiskListing;
 
-/// A sandbox that is known to have been there and cannot be used.
+/// A sandbox that is known to have existed and cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
     /// Its name.

@@ -116,12 +116,12 @@ impl Session {
 pub(in crate::engine) struct Unrecorded {
     /// What the sandbox is; absent when something later is on record.
     pub(in crate::engine) sandbox: Option<Sandbox>,
-    /// What it held, which is taken away when no record names it.
+    /// What it held, which is removed when no record references it.
     pub(in crate::engine) held: Option<Sandbox>,
 }
 
 impl Records {
-    /// A sandbox as the index has it, or what became of it that could not be written down.
+    /// A sandbox as the index has it, or its outcome that could not be written down.
     pub(in crate::engine) fn as_known(&self, sandbox: Sandbox) -> Sandbox {
         let known = self.unrecorded.lock().get(&sandbox.id).and_then(|it| it.sandbox.clone());
         known.unwrap_or(sandbox)

@@ -12,7 +12,7 @@ use crate::model::LayerId;
 /// How many layers wait for their digest in memory.
 const QUEUE: usize = 1_000;
 
-/// What waits to be read.
+/// The layers whose digests are still to be read.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct DigestQueue {
     pub(in crate::engine) queue: Mutex<VecDeque<LayerId>>,

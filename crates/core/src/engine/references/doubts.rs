@@ -1,4 +1,5 @@
-//! What could name layers and was not read, and which layers stay because of it (`snapshots/evidence.rs` looks for it).
+//! Files that could reference layers and could not be read, and the layers that stay because of
+//! them (`snapshots/evidence.rs` looks for them).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -7,7 +8,7 @@ use parking_lot::Mutex;
 use crate::engine::context::damage::DamageKind;
 use crate::model::{DriveId, SandboxId, SnapshotId};
 
-/// What is known to be unknown.
+/// The files that could not be read.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Doubts(pub(in crate::engine) Mutex<DoubtState>);
 
@@ -20,7 +21,7 @@ pub(in crate::engine) struct DoubtState {
     /// Images that were there.
     pub(in crate::engine) images: HashSet<String>,
     pub(in crate::engine) reported: BTreeSet<(DamageKind, String)>,
-    /// What the last survey said must stay; `None` before the first.
+    /// What must stay according to the last survey; `None` before the first.
     pub(in crate::engine) protected: Option<HashSet<String>>,
 }
 
@@ -42,7 +43,8 @@ impl Doubts {
             .collect()
     }
 
-    /// Whether a layer of either sort must stay although nobody names it, as far as the last survey can tell.
+    /// Whether a layer of either sort must stay although nothing references it, as far as the last
+    /// survey knows.
     pub(in crate::engine) fn protects(&self, id: &str) -> bool {
         let state = self.0.lock();
         state.protected.as_ref().unwrap_or(&state.at_start).contains(id)

@@ -1,8 +1,9 @@
-//! Which layers are named or held, what they cost, and whether one may be discarded.
+//! Which layers are referenced or held, what they cost, and whether one may be discarded.
 //!
-//! The reference counts are kept in memory, filled at start-up and changed with every manifest. Whoever is about to name a layer
-//! has a [`LayerHold`](crate::store::LayerHold) on it from before it reads the chain until the manifest that names it is written. No lock is
-//! held over any of that, so nobody waits for a copy, a compaction or a deletion of another sandbox.
+//! The reference counts are kept in memory, filled at start-up and changed with every manifest.
+//! Code that is about to reference a layer has a [`LayerHold`](crate::store::LayerHold) on it from
+//! before it reads the chain until the manifest that names it is written. No lock is held over any
+//! of that, so no operation waits for a copy, a compaction or a deletion of another sandbox.
 
 pub(in crate::engine) mod digest_queue;
 pub(in crate::engine) mod doubts;
@@ -53,7 +54,7 @@ impl References {
     }
 }
 
-/// Something that takes up room.
+/// Something that takes space.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sized<T> {
     /// The thing.
@@ -64,7 +65,7 @@ pub struct Sized<T> {
     pub shared: u64,
     /// What the disk would have back if it were deleted: when the grace period of the trash is over, or sooner if space is needed.
     pub freed_if_deleted: u64,
-    /// What of all that is memory, whoever else stands on it.
+    /// The part of it that is memory, whatever else stands on it.
     pub memory: u64,
     /// About how much an export writes: all layers, with the files they share with the host.
     pub export: u64,
@@ -97,8 +98,9 @@ impl References {
         Sized { item: snapshot, own, shared, freed_if_deleted: freed, memory, export }
     }
 
-    /// Removes layers when the records that no longer name them are synced. A record that is not may be lost in a power cut,
-    /// and the older one that is there again names these layers: without them the sandbox would not start.
+    /// Removes layers when the records that no longer name them are synced. An unsynced record may
+    /// be lost in a power cut, and the older one that reappears names these layers: without them
+    /// the sandbox would not start.
     ///
     /// Those of a daemon that dies first are collected by the next one.
     pub(in crate::engine) fn discard_when_synced(&self, layers: impl IntoIterator<Item = LayerId>) {
@@ -168,7 +170,7 @@ impl References {
                     self.context.clear_damage(DamageKind::Missing, &format!("layers/{id}"));
                     self.count_layer(&layer);
                 }
-                // It costs what stands on it, and nothing else.
+                // The damage costs what stands on it, and nothing else.
                 Err(error) => self.context.report_damage(
                     DamageKind::Missing,
                     format!("layers/{id}"),

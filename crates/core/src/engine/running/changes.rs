@@ -26,7 +26,8 @@ pub(in crate::engine) const MOST_TEXT: usize = 512 << 10;
 /// How many results wait to be fetched by the trackers of their commands, and how long their paths are together.
 const MOST_RESULTS: usize = 1_024;
 const MOST_RESULTS_TEXT: usize = 16 << 20;
-/// A look is followed by a rest of so many times as long as it took, so that looks take a fifth of one CPU at the most.
+/// A look is followed by a rest of this many times its duration, so that looks take at most a fifth
+/// of one CPU.
 const REST: u32 = 4;
 /// How many layers that were exchanged wait for their last look.
 const MOST_EARLIER: usize = 16;
@@ -102,7 +103,7 @@ pub(in crate::engine) struct FoundChanges {
     /// Whether no process is left in the sandbox.
     pub(in crate::engine) alone: bool,
     pub(in crate::engine) names: LayerNames,
-    /// Files and bytes that are in no snapshot, if the agent said so.
+    /// Files and bytes that are in no snapshot, if the agent reported them.
     pub(in crate::engine) unsaved: Option<(u64, u64)>,
 }
 
@@ -134,7 +135,7 @@ struct TrackingState {
     under_way: Option<LayerId>,
     /// Files were uploaded, or otherwise changed through the API, since the last look.
     uploaded: bool,
-    /// At the last look a process was alive that a command had left behind. It goes on writing.
+    /// At the last look a process was alive that a command had left behind. It keeps writing.
     left_behind: bool,
     not_before: Option<Instant>,
 }
@@ -181,7 +182,8 @@ impl Default for ChangeTracking {
 }
 
 impl ChangeTracking {
-    /// A session begins with an empty layer, or goes on with one after a checkpoint. `in_guest`: the agent looks at it.
+    /// A session begins with an empty layer, or continues with one after a checkpoint. `in_guest`:
+    /// the agent looks at it.
     pub(in crate::engine) fn begin_layer(&self, layer: &LayerId, in_guest: bool) {
         let mut state = self.state.lock();
         state.layer = Some(layer.clone());
@@ -193,12 +195,13 @@ impl ChangeTracking {
         };
     }
 
-    /// A session begins whose changes are recorded, or goes on with what is on record of it.
+    /// A session begins whose changes are recorded, or continues with what is on record of it.
     pub(in crate::engine) fn begin_session(&self, changes: SessionChanges) {
         self.state.lock().session = Some(changes);
     }
 
-    /// The layer on top of `chain` is about to be exchanged, with nobody at work. What was not looked at is looked at later.
+    /// The layer on top of `chain` is about to be exchanged, with no command running. What was not
+    /// looked at is looked at later.
     pub(in crate::engine) fn leave_layer(&self, chain: &[LayerId]) {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -218,7 +221,7 @@ impl ChangeTracking {
         let full = state.earlier.len() >= MOST_EARLIER;
         let is_looked_at = state.under_way.is_some() && state.under_way == state.layer;
         let names = match is_looked_at {
-            // The look under way tells.
+            // The look in progress finds them.
             true => LayerNames::Unknown,
             false => state.names.clone(),
         };
@@ -292,7 +295,8 @@ impl ChangeTracking {
         }
     }
 
-    /// A command that an earlier daemon started, or that ran when its machine was paused, goes on: what it changed before is not known.
+    /// A command that an earlier daemon started, or that ran when its machine was paused,
+    /// continues: what it changed before is not known.
     pub(in crate::engine) fn adopted(&self, command: &CommandId) {
         self.starts(command);
         if let Some(open) = self.state.lock().open.get_mut(command) {
@@ -314,7 +318,7 @@ impl ChangeTracking {
         state.open.values_mut().for_each(|open| open.inexact = true);
     }
 
-    /// Whether the next command would not have an exact record for want of a look.
+    /// Whether the next command would lack an exact record without a look.
     pub(in crate::engine) fn wants_look(&self) -> bool {
         let state = self.state.lock();
         !state.names.are_known()
@@ -342,7 +346,7 @@ impl ChangeTracking {
             .map(|session| SessionChanges { complete: session.complete && complete, ..session })
     }
 
-    /// Nobody looks any more at what was changed in the session since the last look.
+    /// What was changed in the session since the last look will not be looked at.
     pub(in crate::engine) fn give_up_session(&self) {
         self.state.lock().count(None, false);
     }
@@ -459,7 +463,7 @@ impl ChangeTracking {
         None
     }
 
-    /// Nobody will look at what a command that has ended changed: answers with what looks have seen by now.
+    /// What an ended command changed will not be looked at: returns what looks have seen by now.
     pub(in crate::engine) fn give_up(&self, command: &CommandId) -> Option<ChangeRecord> {
         let mut state = self.state.lock();
         let Some(mut open) = state.open.remove(command) else {
@@ -525,7 +529,7 @@ impl TrackingState {
         }
     }
 
-    /// Nobody looks at what these commands changed, which have ended.
+    /// What these ended commands changed will not be looked at.
     fn give_up(&mut self, commands: &[CommandId]) {
         self.count(None, false);
         for id in commands {

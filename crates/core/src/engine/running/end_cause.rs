@@ -1,10 +1,11 @@
 //! Why a command ended, decided from how its process ended and what was done to it.
 //!
-//! The agent tells the exit code and the signal. Everything else is known here: that the timeout passed, that somebody
-//! sent a signal, that the disk limit was exceeded, that the session is being ended. A cause counts only if the exit fits
-//! it: a command that returns 0 at the moment of its timeout has exited. *Out of memory* is decided from the kernel's
-//! count of such kills since the command started, so a command that ends with 137 for another reason while a process beside
-//! it is killed for memory is taken for one of them.
+//! The agent reports the exit code and the signal. Everything else is known here: that the timeout
+//! passed, that somebody sent a signal, that the disk limit was exceeded, that the session is being
+//! ended. A cause counts only if the exit fits it: a command that returns 0 at the moment of its
+//! timeout has exited. *Out of memory* is decided from the kernel's count of such kills since the
+//! command started, so a command that ends with 137 for another reason while a process beside it is
+//! killed for memory is taken for one of them.
 
 use sandkeep_proto::link::Exit;
 
@@ -51,7 +52,8 @@ impl Causes {
         self.disk
     }
 
-    /// Why it ended; `exit` is absent when nobody was there to tell. `oom` says that the control group counted a kill.
+    /// Why it ended; `exit` is absent when nobody reported it. `oom`: the control group counted a
+    /// kill.
     pub(in crate::engine) fn why(&self, exit: Option<Exit>, oom: bool) -> CommandEnd {
         let Some(exit) = exit else {
             return match (self.disk, self.session_ends) {

@@ -1,8 +1,8 @@
 //! A running sandbox: its agent, its session, and who is using it.
 //!
-//! *Idle* means: no command is alive that was started through the engine, services apart, and nobody
-//! holds the sandbox (an open file transfer, a connection to a port). Both are counted here, in the daemon;
-//! nothing inside the sandbox can add to the count or take from it.
+//! *Idle* means: no command is alive that was started through the engine, services apart, and
+//! nothing holds the sandbox (an open file transfer, a connection to a port). Both are counted
+//! here, in the daemon; nothing inside the sandbox can add to the count or take from it.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -30,10 +30,11 @@ use crate::net::Traffic;
 use crate::secret::Mask;
 use crate::store::LiveCopy;
 
-/// How long one attempt to connect to an agent again may take. Whoever needs the agent for longer tries again.
+/// How long one attempt to connect to an agent again may take. Callers that need the agent for
+/// longer try again.
 const RECONNECT: Duration = Duration::from_secs(2);
 
-/// A pause that nobody asked for and that was refused.
+/// A pause without a request that was refused.
 #[derive(Debug, Clone)]
 pub(in crate::engine) struct RefusedPause {
     pub(in crate::engine) at: Timestamp,
@@ -58,7 +59,7 @@ pub(crate) struct RunningSandbox {
     /// Held for reading while output is kept and credited, for writing while memory is captured: what the daemon has of a
     /// command's output is then what the agent in that memory thinks it has, or less.
     pub(in crate::engine) still: tokio::sync::RwLock<()>,
-    /// The last pause that nobody asked for and that was refused: when, how often, and why.
+    /// The last pause without a request that was refused: when, how often, and why.
     pub(in crate::engine) refused: Mutex<Option<RefusedPause>>,
     /// What the last checkpoint of this session copied, so that the next copies only what changed.
     pub(in crate::engine) copied: tokio::sync::Mutex<Option<LiveCopy>>,
@@ -76,9 +77,9 @@ pub(crate) struct RunningSandbox {
     pub(in crate::engine) writes: WriteHold,
     /// Held while what it takes on the disk is counted for an upload.
     pub(in crate::engine) counting: tokio::sync::Mutex<()>,
-    /// The session is being ended: nobody new comes in.
+    /// The session is being ended: no new operation begins.
     closed: watch::Sender<bool>,
-    /// It ends with its memory kept: commands go on in the next one.
+    /// It ends with its memory kept: commands continue in the next session.
     paused: AtomicBool,
     pub(in crate::engine) services: Services,
     holders: AtomicUsize,
@@ -88,13 +89,14 @@ pub(crate) struct RunningSandbox {
     /// Counts whatever may let the agent or a process change files: see `measure_ahead`.
     uses: AtomicU64,
     pub(in crate::engine) measured: Mutex<MeasuredAhead>,
-    /// The end of a change of files that the agent was asked for was not heard: it may be at it, whatever is counted.
+    /// The agent was asked to change files and did not report the end: it may still be changing
+    /// them, whatever is counted.
     pub(in crate::engine) unheard: AtomicBool,
     /// Which commands changed which files.
     pub(in crate::engine) changes: ChangeTracking,
     /// Whether its open layer is being sealed.
     pub(in crate::engine) seal: SealUnderWay,
-    /// Whether it stands still while somebody thinks about a question of it.
+    /// Whether it is suspended while somebody considers a question of it.
     pub(in crate::engine) rest: Rest,
 }
 
@@ -186,12 +188,12 @@ impl RunningSandbox {
         *self.mask.write() = mask.map(Arc::new);
     }
 
-    /// Lets nobody in any more.
+    /// Lets no new operation begin.
     pub(in crate::engine) fn close(&self) {
         self.closed.send_replace(true);
     }
 
-    /// Lets nobody in any more, because its memory is kept.
+    /// Lets no new operation begin, because its memory is kept.
     pub(in crate::engine) fn close_paused(&self) {
         self.paused.store(true, Ordering::SeqCst);
         self.close();
@@ -223,7 +225,7 @@ impl RunningSandbox {
         self.paused.load(Ordering::SeqCst)
     }
 
-    /// Turns true when nobody is let in any more.
+    /// Turns true when no new operation may begin any more.
     pub(in crate::engine) fn closing(&self) -> watch::Receiver<bool> {
         self.closed.subscribe()
     }
@@ -282,7 +284,7 @@ impl RunningSandbox {
         self.guest_as_it_is().await
     }
 
-    /// The same, also while the sandbox stands still: then it answers later.
+    /// The same, also while the sandbox is suspended: then it answers later.
     pub(in crate::engine) async fn guest_as_it_is(&self) -> Result<Guest> {
         let guest = self.guest.read().await.clone();
         if guest.is_lost() { Err(Error::SessionOver) } else { Ok(guest) }
@@ -295,7 +297,7 @@ impl RunningSandbox {
         Hold { live: Arc::clone(self), is_port: false }
     }
 
-    /// How often it was used so far. As long as this number stays, nobody asked the agent for anything.
+    /// How often it was used so far. While this number is unchanged, the agent got no request.
     pub(in crate::engine) fn uses(&self) -> u64 {
         self.uses.load(Ordering::SeqCst)
     }
@@ -328,7 +330,7 @@ impl RunningSandbox {
         self.port_holders.load(Ordering::SeqCst)
     }
 
-    /// How long nobody has been using it; `None` while somebody is.
+    /// How long it has been unused; `None` while it is in use.
     pub(in crate::engine) fn quiet_for(&self) -> Option<Duration> {
         let since = self.quiet_since.lock();
         (self.holders.load(Ordering::SeqCst) == 0).then(|| since.elapsed())

@@ -35,8 +35,9 @@ pub(in crate::engine) struct Measurement {
     pub(in crate::engine) measured: MeasuredLayer,
 }
 
-/// Something that changes files, and that the agent was asked for. If its end is not heard, the agent may be at it for as long as
-/// it likes: it removes a tree to the end whoever has left, and starts a command when it comes to it.
+/// A request to the agent that changes files. If the agent does not report its end, the change may
+/// take any time: the agent removes a tree completely even when the caller has left, and starts a
+/// command when it gets to it.
 #[derive(Debug)]
 pub(in crate::engine) struct Asked {
     live: Arc<RunningSandbox>,
@@ -48,7 +49,7 @@ impl Asked {
         Self { live: Arc::clone(live), heard: false }
     }
 
-    /// This is what the agent said.
+    /// Takes the agent's answer.
     pub(in crate::engine) fn heard<T>(
         mut self,
         answer: Result<T, GuestError>,
@@ -136,7 +137,8 @@ fn can_be_known(sandbox: &Sandbox) -> bool {
     sandbox.config.exclude.is_empty() && sandbox.config.guard.junk != OnJunk::PromoteOrDrop
 }
 
-/// What a seal looks for on its way. Where each file had to be decided about before, nothing is left to tell.
+/// What a seal looks for on its way. Where each file had to be decided about before, nothing is
+/// left to report.
 pub(in crate::engine) fn junk_warned_of(sandbox: &Sandbox) -> Result<Option<JunkRules>> {
     Ok(match sandbox.config.guard.junk {
         OnJunk::Warn => JunkRules::of(&sandbox.config.guard)?,

@@ -70,7 +70,8 @@ impl RunningSandbox {
         self.network.lock().as_ref().map(|connected| connected.network.open()).unwrap_or_default()
     }
 
-    /// What commands must know to trust the sandbox's authority; nothing while it signs for nobody.
+    /// What commands must know to trust the sandbox's authority; nothing while it signs no
+    /// certificate.
     pub(in crate::engine) fn trust(&self) -> BTreeMap<String, String> {
         let trusts =
             |connected: &SessionNetwork| connected.trust.established.load(Ordering::SeqCst);

@@ -1,7 +1,9 @@
-//! A sandbox that stands still while somebody thinks about a question of it: its processes are frozen, its agent too.
+//! A sandbox that is suspended while somebody considers a question of it: its processes are frozen,
+//! its agent too.
 //!
-//! Whoever wants something of the agent has it roused first. A call is counted before it looks whether the sandbox stands
-//! still, and whoever has it stand still looks at the count after saying so: one of the two notices the other.
+//! A caller that needs the agent resumes it first. A call is counted before it checks whether the
+//! sandbox is suspended, and the code that suspends it checks the count after saying so: one of the
+//! two notices the other.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,12 +29,13 @@ impl Default for Rest {
 }
 
 impl Rest {
-    /// How often somebody wanted something of the agent.
+    /// How many calls needed the agent.
     pub(in crate::engine) fn calls(&self) -> u64 {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// Says that the sandbox is about to stand still, unless somebody has called since there were so many calls.
+    /// Announces that the sandbox is about to be suspended, unless it was called since there were
+    /// `calls` calls.
     pub(in crate::engine) fn begin(&self, calls: u64) -> bool {
         self.resting.send_replace(true);
         let quiet = self.calls() == calls;
@@ -42,24 +45,24 @@ impl Rest {
         quiet
     }
 
-    /// It goes on.
+    /// It resumes.
     pub(in crate::engine) fn end(&self) {
         self.resting.send_replace(false);
     }
 
-    /// Waits until somebody wants it to go on.
+    /// Waits until something needs it to resume.
     pub(in crate::engine) async fn wanted(&self) {
         self.wanted.notified().await;
     }
 
-    /// Turns when it begins to stand still, and when it goes on.
+    /// Changes when it is suspended, and when it resumes.
     pub(in crate::engine) fn changes(&self) -> watch::Receiver<bool> {
         self.resting.subscribe()
     }
 }
 
 impl RunningSandbox {
-    /// Counts a call, and has a sandbox go on that stands still.
+    /// Counts a call, and resumes a suspended sandbox.
     pub(in crate::engine) async fn rouse(&self) {
         self.rest.calls.fetch_add(1, Ordering::SeqCst);
         if !*self.rest.resting.borrow() {

@@ -1,4 +1,4 @@
-//! Lets visits to the names of an open layer give way to its seal.
+//! Stops visits to the names of an open layer when its seal begins.
 //!
 //! A look at what commands changed and a measurement ahead of the seal each visit every name of a layer. If a stop or a checkpoint
 //! comes meanwhile, it visits them too, and somebody waits for it: looks pause until it is done, and a measurement ends.

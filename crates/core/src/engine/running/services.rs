@@ -1,4 +1,4 @@
-//! The services of a running sandbox and how they stand.
+//! The services of a running sandbox and their states.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::model::{CommandId, Name, Service, Timestamp};
 /// How a service stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceState {
-    /// It was not started, or somebody stopped it, or its sandbox sleeps.
+    /// It was not started, or somebody stopped it, or its sandbox is not running.
     Stopped,
     /// It is about to run.
     Starting,

@@ -5,9 +5,9 @@
 //! process's pipe or terminal. A caller that names the offset of what it sends may send it again
 //! whenever it is in doubt: bytes that were taken are not taken twice, and a gap is refused.
 //!
-//! A connection to the agent that is lost, or a daemon that comes back, asks the agent what it has
-//! taken and goes on from there; what was on its way and did not arrive is sent again by whoever is
-//! still sending it, and counts as not taken otherwise.
+//! After a lost connection to the agent, or a restart of the daemon, the agent is asked how much it
+//! has taken, and writing continues from there; what was in flight and did not arrive is sent again
+//! by a sender that is still there, and counts as not taken otherwise.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,10 +29,10 @@ pub(in crate::engine) struct Input {
     now: watch::Sender<Now>,
     /// How long a caller waits for a command that is not attached to.
     patience: Duration,
-    /// Whoever sends has this, so that bytes of two callers do not mix.
+    /// Each sender holds this, so that bytes of two callers do not mix.
     turn: tokio::sync::Mutex<()>,
     closed: AtomicBool,
-    /// How often somebody wanted to send something, or to know how much was taken.
+    /// How many callers wanted to send something, or to know how much was taken.
     uses: AtomicU64,
 }
 
@@ -41,7 +41,7 @@ pub(in crate::engine) struct Input {
 enum Now {
     /// The command is not attached to, or not yet.
     Detached,
-    /// The command sleeps with its machine, for as long as nobody wakes it.
+    /// The command is paused with its machine, until the machine is resumed.
     SleepingCommands,
     /// To the connection the command is followed on.
     Attached(Arc<Stdin>),
@@ -99,7 +99,8 @@ impl Input {
     }
 
     /// Where input goes; `None` when the command is over. Waits for a command that is not attached to,
-    /// or whose connection `lost` has to be replaced, until its agent should have answered; for one that sleeps, until it wakes.
+    /// or whose connection `lost` has to be replaced, until its agent should have answered; for a
+    /// paused one, until it resumes.
     async fn now(&self, lost: Option<&Arc<Stdin>>) -> Result<Option<Arc<Stdin>>> {
         self.uses.fetch_add(1, Ordering::SeqCst);
         let mut changes = self.now.subscribe();
@@ -152,7 +153,7 @@ impl StdinHandle {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::StdinClosed`] or [`Error::CommandEnded`] when nobody will read them.
+    /// Returns [`Error::StdinClosed`] or [`Error::CommandEnded`] when they will not be read.
     pub async fn send(&self, bytes: Bytes) -> Result<()> {
         let _turn = self.tracked.stdin.turn.lock().await;
         self.put(&mut None, &bytes, Until::Taken).await
@@ -165,7 +166,7 @@ impl StdinHandle {
     /// # Errors
     ///
     /// Returns [`Error::StdinGap`] when bytes before `offset` are missing, and
-    /// [`Error::StdinClosed`] or [`Error::CommandEnded`] when nobody will read these.
+    /// [`Error::StdinClosed`] or [`Error::CommandEnded`] when these will not be read.
     pub async fn send_at(
         &self,
         offset: Option<u64>,
@@ -207,7 +208,7 @@ impl StdinHandle {
         Ok(count.written)
     }
 
-    /// Tells the command that no more comes.
+    /// Signals the end of the input to the command.
     ///
     /// # Errors
     ///

@@ -16,7 +16,7 @@ pub(in crate::engine) struct Tracked {
     pub(in crate::engine) record: Mutex<Command>,
     /// Output bytes taken so far; closed by the end.
     pub(in crate::engine) progress: watch::Sender<u64>,
-    /// The same, as far as the agent may have been told.
+    /// The same, up to where the agent may have got an acknowledgement.
     pub(in crate::engine) printed: AtomicU64,
     pub(in crate::engine) over: AtomicBool,
     pub(in crate::engine) causes: Mutex<Causes>,
@@ -49,7 +49,7 @@ impl Tracked {
         self.stdin.over();
     }
 
-    /// Waits until the agent has told of it, or it is over, but not for long.
+    /// Waits until the agent has reported it, or it is over, but not for long.
     pub(in crate::engine) async fn attached_soon(&self) {
         let _ = tokio::time::timeout(ATTACHED_SOON, self.stdin.attached()).await;
     }
@@ -63,5 +63,5 @@ impl Tracked {
     }
 }
 
-/// How long whoever takes up a command waits for its agent.
+/// How long the adoption of a command waits for its agent.
 const ATTACHED_SOON: Duration = Duration::from_secs(2);

@@ -1,11 +1,12 @@
-//! One piece of work at a time per sandbox.
+//! Turns: one operation at a time per sandbox.
 //!
 //! A [`Slot`] exists for every sandbox that is alive or being worked on. [`Turns::turn`] runs a piece
 //! of work when all that was asked for before it has ended, in a task of its own: a caller that
 //! hangs up while a sandbox is being sealed takes nothing with it.
 //!
 //! After a restart of the daemon the first turn of every sandbox is its recovery's ([`Recovering`]), taken
-//! before anybody else can. Whoever wants the sandbox meanwhile waits for that, with a deadline.
+//! before any other caller can. Callers that need the sandbox meanwhile wait for that, with a
+//! deadline.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -35,7 +36,7 @@ pub(in crate::engine) struct Recovering {
 }
 
 impl Recovering {
-    /// Keeps the turn for work that goes on. Recovery is over for those who wait for it.
+    /// Keeps the turn for work that continues. Recovery is over for those who wait for it.
     pub(in crate::engine) fn into_turn(mut self) -> Option<OwnedMutexGuard<()>> {
         self.turn.take()
     }
@@ -48,7 +49,7 @@ impl Drop for Recovering {
 }
 
 impl Slot {
-    /// Takes the first turn after a restart. Nobody else can have it yet.
+    /// Takes the first turn after a restart. No other caller can have it yet.
     pub(in crate::engine) async fn recover(self: &Arc<Self>) -> Recovering {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         self.recovering.send_replace(true);
@@ -114,7 +115,7 @@ impl Turns {
         join_all(slots.iter().map(|slot| slot.idle())).await;
     }
 
-    /// Drops the slots that nobody needs.
+    /// Drops unused slots.
     pub(in crate::engine) fn tidy_slots(&self) {
         self.slots().retain(|_, slot| Arc::strong_count(slot) > 1 || slot.live().is_some());
     }

@@ -40,7 +40,7 @@ pub(in crate::engine) struct Sent {
 }
 
 impl Sent {
-    /// So many bytes, and so many files and directories.
+    /// `bytes` bytes, and `inodes` files and directories.
     pub(in crate::engine) const fn new(bytes: u64, inodes: u64) -> Self {
         Self { bytes, inodes, guessed: false }
     }

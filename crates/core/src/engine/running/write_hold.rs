@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 
 use crate::model::{Timestamp, now};
 
-/// Of one running sandbox. Held back, changed and let go by `integrity::shortage`.
+/// Of one running sandbox. Held back, changed and released by `integrity::shortage`.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct WriteHold {
     held: Mutex<Option<HeldWrites>>,
-    /// Held while the driver is told: what was decided last must be what it was told last.
+    /// Held while the driver is called: its last call must be the last decision.
     pub(in crate::engine) changing: tokio::sync::Mutex<()>,
     /// How often in a row the driver did not do it.
     failures: AtomicU32,

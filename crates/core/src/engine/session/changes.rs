@@ -1,4 +1,4 @@
-//! What each command changed.
+//! Which files each command changed.
 //!
 //! ```text
 //! command starts ── waits a moment for a look that is under way
@@ -7,14 +7,16 @@
 //!                          └─> counts into the command's record, paths into a file beside its log
 //! ```
 //!
-//! Nobody waits for a look for long: a command that starts waits [`START_WAITS`], the record of one that
-//! ended [`RECORD_WAITS`]. If the look takes longer, because there are very many files, the records say
-//! that their commands overlap, and the counts are added to the record when they are known.
+//! Every wait for a look is short: a command that starts waits [`START_WAITS`], the record of one
+//! that ended [`RECORD_WAITS`]. If the look takes longer, because there are very many files, the
+//! records say that their commands overlap, and the counts are added to the record when they are
+//! known.
 //!
 //! A microVM's files are on a disk of its own, so its agent looks (`guest`).
 //!
 //! What all looks of a session found is added up in the session's record. What was written after the last look is looked at
-//! when the session is over, in the layer that was sealed: nobody waits for that, and the record is written again.
+//! when the session is over, in the layer that was sealed: no caller waits for that, and the record
+//! is written again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,9 +44,9 @@ const START_WAITS: Duration = Duration::from_millis(1);
 const START_WAITS_FOR_GUEST: Duration = Duration::from_millis(20);
 /// How long the record of a command that ended waits for its look.
 const RECORD_WAITS: Duration = Duration::from_millis(20);
-/// How long whoever is shown a sandbox waits for a look at it.
+/// How long a request for a sandbox waits for a look at it.
 const SHOWN_WAITS: Duration = Duration::from_millis(50);
-/// How long whoever asks for the changes of a command waits for its look.
+/// How long a request for the changes of a command waits for its look.
 const READER_WAITS: Duration = Duration::from_secs(5);
 /// How many looks are under way at a time.
 pub(in crate::engine) const LOOKS_AT_ONCE: usize = 2;
@@ -150,7 +152,7 @@ impl Sessions {
         let sandbox = live.sandbox();
         let begun = Instant::now();
         let Some(layer) = sandbox.open_layer() else {
-            // The session is over. Nobody looks again, so those who wait are answered.
+            // The session is over. There are no further looks, so waiting callers are answered.
             live.changes.look_ends(None, begun.elapsed());
             return;
         };
@@ -180,7 +182,8 @@ impl Sessions {
         self.complete_session(live).await;
     }
 
-    /// Compares a layer, on top of a chain, with its names at the last look. Without `relayer` nobody writes to it any more.
+    /// Compares a layer, on top of a chain, with its names at the last look. Without `relayer`
+    /// nothing writes to it any more.
     async fn look_at_layer(
         &self,
         live: &RunningSandbox,
@@ -197,8 +200,9 @@ impl Sessions {
         hold.layers(chain).await;
         hold.layers(std::slice::from_ref(layer)).await;
         let seal = live.seal.flag();
-        // The look comes to every name, so it measures the open layer for its seal on the way. A machine that has just ended says
-        // nothing of its processes; what the look found is true all the same.
+        // The look comes to every name, so it measures the open layer for its seal on the way. A
+        // machine that has just ended does not report its processes; what the look found is true
+        // all the same.
         let sandbox = live.sandbox();
         let open = relayer.filter(|_| sandbox.open_layer() == Some(layer));
         let uses = match open {
@@ -416,7 +420,7 @@ fn combined(
     }
 }
 
-/// What an agent said, which may be anything.
+/// An agent's answer, which may be anything.
 fn as_changes(looked: &Looked) -> Changes {
     let bytes = |text: &String| -> Vec<u8> {
         text.chars()

@@ -79,7 +79,7 @@ pub enum CommandOutput {
     Stdout(Bytes),
     /// It printed to standard error.
     Stderr(Bytes),
-    /// It printed so many bytes here that are not kept: the log is bounded, and so is the disk.
+    /// This many bytes were printed here and are not kept: the log is bounded, and so is the disk.
     Gap(u64),
     /// It ended; nothing comes after this.
     Exited(Command),
@@ -218,7 +218,7 @@ impl Sessions {
     ) -> Option<Arc<Tracked>> {
         let live = self.turns.live(sandbox);
         let alive = live.and_then(|live| live.commands.lock().get(id).cloned());
-        // Of a paused machine: whoever waits for it waits on.
+        // Of a paused machine: its callers keep waiting.
         alive.or_else(|| self.sleeping.get(id).filter(|one| one.record().sandbox == *sandbox))
     }
 
@@ -279,7 +279,7 @@ impl Sessions {
         let (spawn, mut record) = prepare(&sandbox, &live.session(), env, exec, given);
         record.service = service.cloned();
         record.oom_kills_before = live.driver.oom_kills(&live.key);
-        // On record before it runs: a daemon that dies now finds out from the agent what became of it.
+        // On record before it runs: after a crash the next daemon asks the agent for its outcome.
         self.accounts.expect(&record);
         if let Err(error) = self.note_command(&record).await {
             self.accounts.expect_no_more(&record);
@@ -299,14 +299,14 @@ impl Sessions {
                 return Err(error.into());
             }
             Err(error) => {
-                // Nobody knows whether it runs. Its tracker finds out when the agent answers.
+                // It is unknown whether it runs. Its tracker finds out when the agent answers.
                 tracing::warn!(command = %record.id, %error, "the agent did not say whether a command was started; it will be asked again");
                 let hold = service.is_none().then_some(hold);
                 let tracked = self.adopt_held(live, record, hold).await;
                 if service.is_none() {
                     return Err(error.into());
                 }
-                // A supervisor that was told of a failure would start a second one.
+                // A supervisor that got an error here would start a second one.
                 return Ok((tracked, OutputStream(Source::Over)));
             }
         };

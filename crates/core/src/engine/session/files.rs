@@ -27,7 +27,7 @@ pub struct Files {
     pub(in crate::engine) _gate: tokio::sync::OwnedRwLockReadGuard<()>,
 }
 
-/// Sees to it that files which were written here are not taken for changes of the next command.
+/// Makes sure that files which were written here are not taken for changes of the next command.
 pub(in crate::engine) struct Writes {
     sessions: Arc<Sessions>,
     live: Arc<RunningSandbox>,
@@ -194,8 +194,8 @@ impl Files {
     ///
     /// # Errors
     ///
-    /// Returns [`GuestError::Refused`] when it is there or may not be made, and [`GuestError::DiskLimit`] when the sandbox may have no
-    /// more files and directories.
+    /// Returns [`GuestError::Refused`] when it exists or may not be made, and
+    /// [`GuestError::DiskLimit`] when the sandbox may have no more files and directories.
     pub async fn make_dir(
         &self,
         path: &str,
@@ -208,7 +208,7 @@ impl Files {
         made.map_err(|error| self.bounds.judge(error))
     }
 
-    /// Lists a directory; the second answer tells whether there is more.
+    /// Lists a directory; the second value is whether there is more.
     ///
     /// # Errors
     ///
@@ -221,11 +221,11 @@ impl Files {
         self.guest.list_dir(self.at(path), after).await
     }
 
-    /// Tells about a path.
+    /// Returns the metadata of a path.
     ///
     /// # Errors
     ///
-    /// Returns [`GuestError::Refused`] when nothing is there.
+    /// Returns [`GuestError::Refused`] when nothing exists there.
     pub async fn stat(&self, path: &str) -> Result<Entry, GuestError> {
         self.guest.stat(self.at(path)).await
     }
@@ -286,7 +286,7 @@ impl Files {
     }
 }
 
-/// What making something at a path makes at the most.
+/// What making something at a path makes at most.
 fn made(path: &str, parents: bool) -> Sent {
     let names = path.split('/').filter(|name| !name.is_empty()).count() as u64;
     Sent::new(0, if parents { names.max(1) } else { 1 })

@@ -1,9 +1,9 @@
 //! Hooks: commands that the server runs when a sandbox is created, resumed or stopped.
 //!
-//! A hook that fails is reported with the session and hides nothing: the sandbox is there, and
-//! whoever gets it sees what went wrong. `validate` runs before every stop and after every resume;
-//! when it prints something else, or ends otherwise, than at the last stop, the resume's answer says
-//! so before any work goes on. `validate_git` is a validator of our own: it prints the commit of a
+//! A hook that fails is reported with the session and hides nothing: the sandbox exists, and its
+//! caller sees what went wrong. `validate` runs before every stop and after every resume; when it
+//! prints something else, or ends otherwise, than at the last stop, the resume's answer says so
+//! before any work continues. `validate_git` is a validator of our own: it prints the commit of a
 //! repository and what differs from it.
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ struct Ran {
     output: Vec<u8>,
 }
 
-/// What the `validate` hook said before a stop.
+/// The output of the `validate` hook before a stop.
 pub(in crate::engine) struct BeforeStop {
     /// Its outcome, if it ran.
     pub(in crate::engine) validated: Option<Validation>,
@@ -161,7 +161,7 @@ impl Sessions {
                 }
             }
         });
-        // It was killed at its timeout: an agent that does not tell of that does not answer.
+        // It was killed at its timeout: an agent that does not report its end does not answer.
         drained.await.map_err(|_| GuestError::Timeout)?;
         let command = ended.ok_or(GuestError::Lost)?;
         Ok(Ran { end: command.end, command: command.id, exit_code: command.exit_code, output })
@@ -193,7 +193,7 @@ fn report(name: &str, hook: &Hook, outcome: Result<Ran>) -> HookRun {
     HookRun { hook: name.to_owned(), argv: hook.argv.clone(), command, exit_code, problem }
 }
 
-/// What validators said, all together.
+/// The output of all validators together.
 fn verdict(ran: &[Ran]) -> Option<Validation> {
     let (first, more) = ran.split_first()?;
     let text = |output: &[u8]| -> String {

@@ -13,9 +13,10 @@
 //! record: stream u8 (1 out, 2 err), 3 zero bytes, length u32, time u64 (ms), offset u64, bytes; little endian
 //! ```
 //!
-//! `offset` counts all the command ever printed: it tells a restarted daemon from where to attach,
-//! and a reader that something is missing in between. A record is written with one call and credited
-//! to the agent after; half a record at the end of a file, left by a crash, is cut off on opening.
+//! `offset` counts all the command ever printed: it shows a restarted daemon from where to attach,
+//! and a reader that something is missing in between. A record is written with one call and
+//! credited to the agent after; half a record at the end of a file, left by a crash, is cut off on
+//! opening.
 
 pub(in crate::engine) mod budget;
 
@@ -71,13 +72,13 @@ fn part(head: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// The files of a log, for whoever removes it.
+/// The files of a log, to remove them.
 pub(in crate::engine) fn files(head: &Path) -> [PathBuf; 3] {
     [head.to_owned(), part(head, ".mid"), part(head, ".tail")]
 }
 
 /// How many threads may wait for the disk with logs. A disk that hangs takes no more of them, and the rest of the daemon
-/// goes on; whoever wants to read or write another log waits without a thread.
+/// continues; readers and writers of other logs wait without a thread.
 const AT_ONCE: usize = 64;
 
 static WRITING: Semaphore = Semaphore::const_new(AT_ONCE);
@@ -268,7 +269,7 @@ fn last_offset(path: &Path) -> io::Result<u64> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) enum Piece {
     Record(LogRecord),
-    /// So many bytes were printed here and are not kept.
+    /// This many bytes were printed here and are not kept.
     Gap(u64),
 }
 
@@ -279,7 +280,7 @@ pub(in crate::engine) struct LogReader {
     reader: Option<Reader>,
     /// Output before this was handed out.
     offset: u64,
-    /// What comes after a gap that was told.
+    /// What comes after a gap that was reported.
     after_gap: Option<LogRecord>,
 }
 
@@ -315,7 +316,7 @@ impl LogReader {
     }
 
     /// The log is read to its end, and the command printed `printed` bytes: how many of them are
-    /// missing at that end. Told once.
+    /// missing at that end. Reported once.
     pub(in crate::engine) fn missing_at_end(&mut self, printed: u64) -> Option<u64> {
         let missing = printed.checked_sub(self.offset).filter(|missing| *missing > 0)?;
         self.offset = printed;

@@ -1,8 +1,9 @@
 //! Connects to ports inside a sandbox.
 //!
-//! Whoever comes for a port of a sleeping sandbox wakes it, if that is allowed, and waits until something
-//! listens. Many who come at once wake it once: they share one attempt, and one failure, which is
-//! remembered for a moment so that a sandbox that cannot start is not tried again by each of them.
+//! A connection to a port of a sleeping sandbox wakes it, if that is allowed, and waits until
+//! something listens. Many connections at once wake it once: they share one attempt, and one
+//! failure, which is remembered for a moment so that a sandbox that cannot start is not tried again
+//! by each of them.
 //!
 //! Waiting is for a port that may be about to open: of a session that is young, of a service that is
 //! meant to listen there, or when some command was started a moment ago. Else a closed port is closed.
@@ -21,7 +22,7 @@ use crate::model::{Name, SandboxId, Timestamp, now};
 pub(in crate::engine) const FIRST_PAUSE: Duration = Duration::from_millis(5);
 pub(in crate::engine) const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// How a sandbox is named by whoever wants one of its ports.
+/// How a request for a port names its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Whose {
     /// By its id.
@@ -44,7 +45,7 @@ pub(in crate::engine) async fn try_port(
     port: u16,
     until: Instant,
 ) -> Result<Connected, (Error, Option<Hold>)> {
-    // Somebody may be at the root for long; without patience it is tried once all the same.
+    // Another operation may use the root for long; without patience it is tried once all the same.
     let until = until.max(Instant::now() + Duration::from_secs(1));
     let entered = timeout_at(until, live.enter()).await.unwrap_or(Err(Error::SessionOver));
     let hold = match entered {

@@ -1,11 +1,11 @@
 //! Adopts commands that were alive when memory was captured.
 //!
 //! - *Pause and resume.* A command that runs when its machine is paused stays `running` on record. When the machine wakes it is
-//!   attached to from the byte the log has, under the same id; whoever waits for it goes on waiting meanwhile.
-//! - *Forks, and snapshots that are gone back to.* The process is alive in memory that was captured, and what it is on record as
-//!   belongs to another sandbox, or has ended long since. It gets a record of its own with a fresh id, which says what it
-//!   was ([`Carried`]); its log begins where the capture was made. Nobody reads its output otherwise, and it would
-//!   stand still as soon as its pipe is full.
+//!   attached to from the byte the log has, under the same id; its callers keep waiting meanwhile.
+//! - *Forks, and rollbacks to a snapshot.* The process is alive in captured memory, and its record
+//!   belongs to another sandbox, or to a command that ended long ago. It gets a record of its own
+//!   with a fresh id, which names the earlier one ([`Carried`]); its log begins where the capture
+//!   was made. Nobody reads its output otherwise, and it would block as soon as its pipe is full.
 //!
 //! So a snapshot with memory names the commands that were alive, and how much of their output the daemon had. That number must
 //! fit what the captured agent thinks the daemon has: nothing is credited while memory is captured (`RunningSandbox::still`).
@@ -69,7 +69,7 @@ impl RunningSandbox {
 }
 
 impl Sessions {
-    /// Takes up what is alive in memory that was restored.
+    /// Adopts the commands that are alive in restored memory.
     pub(in crate::engine) async fn resume_commands(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
@@ -121,7 +121,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Marks a command whose process is gone, and tells whoever waits for it.
+    /// Marks a command whose process is gone, and notifies its waiting callers.
     async fn lose(&self, mut command: Command, why: CommandEnd) -> Result<()> {
         command.state = CommandState::Lost;
         command.end = Some(why);

@@ -1,14 +1,15 @@
 //! Retention of command records and logs.
 //!
-//! A log may have 64 MiB, and an agent runs thousands of commands: kept for ever they fill the disk and appear nowhere. So a
-//! sandbox keeps so many records and so many bytes ([`CommandRetention`]). When it has more, those that ended first go, a
-//! tenth of the bound at a time, record and log together. A command that runs always stays, and so does the one that ended
+//! A log may have 64 MiB, and an agent runs thousands of commands: without a limit they fill the
+//! disk and appear nowhere. So a sandbox keeps a bounded number of records and bytes
+//! ([`CommandRetention`]). When it has more, those that ended first go, a tenth of the bound at a
+//! time, record and log together. A command that runs always stays, and so does the one that ended
 //! last.
 //!
 //! The logs of commands that run share a bound of their own ([`LogBudget`]).
 //!
 //! What they take is counted in memory as commands end, and measured once after a start: when a command ends, when somebody
-//! asks, or over time in housekeeping, which also sees to sandboxes that nobody uses.
+//! asks, or over time in housekeeping, which also covers unused sandboxes.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicBool;
@@ -238,7 +239,8 @@ impl Sessions {
         going
     }
 
-    /// Measures some sandboxes that were not measured since the start, so that those that nobody uses are within bounds too.
+    /// Measures some sandboxes that were not measured since the start, so that unused ones are
+    /// within bounds too.
     pub(in crate::engine) async fn retain_some_commands(&self) -> Result<()> {
         let all = self.db.sandboxes(None, &Filter::default(), &Page::all()).await?.items;
         let there: HashSet<&SandboxId> = all.iter().map(|sandbox| &sandbox.id).collect();

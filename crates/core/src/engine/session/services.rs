@@ -1,4 +1,4 @@
-//! Services: commands that belong to a sandbox and are there again after every resume.
+//! Services: commands that belong to a sandbox and are started again after every resume.
 //!
 //! ```text
 //! Starting ──> Running ──ended──> Restarting ──(0.5 s, doubling to 30 s)──> Starting
@@ -9,12 +9,12 @@
 //!
 //! A service is a command like any other, with a record, a log and the service's name on it. It is
 //! started when the start hooks have run, by a task of its own, its *supervisor*. A service does not
-//! keep its sandbox awake: whoever uses it does, through the gateway. While a session ends nothing is
+//! keep its sandbox awake: its users do, through the gateway. While a session ends nothing is
 //! started again.
 //!
-//! A daemon that comes back takes up the command it finds alive and supervises it; what ended
-//! meanwhile is judged as if it had ended just now. What somebody started or stopped by hand is on
-//! record with the session, so that it stays so. The next session begins as the configuration has it.
+//! A restarted daemon adopts the command it finds alive and supervises it; what ended meanwhile is
+//! judged as if it had ended just now. What somebody started or stopped by hand is on record with
+//! the session, so that it stays so. The next session begins as the configuration has it.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -72,7 +72,7 @@ impl Sessions {
         }
     }
 
-    /// Takes up the services of a machine that an earlier daemon started.
+    /// Adopts the services of a machine that an earlier daemon started.
     pub(in crate::engine) fn adopt_services(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
@@ -258,7 +258,7 @@ enum RunOutcome {
     Ended { code: i32, lasted: Duration },
     /// It never began.
     NotStarted(String),
-    /// It is not wanted any more, or its session is over.
+    /// It is not needed any more, or its session is over.
     Stopped,
 }
 
@@ -339,7 +339,8 @@ impl Supervisor {
         tokio::select! {
             () = tracked.ended() => {}
             _ = unwanted.wait_for(|unwanted| *unwanted) => {}
-            // The session is over, and how its processes end is not a service's business; or they sleep, and go on.
+            // The session is over, and how its processes end is not a service's business; or they
+            // are suspended, and resume.
             _ = self.closed.wait_for(|closed| *closed) => return RunOutcome::Stopped,
             // The next daemon takes it up.
             () = self.shutdown.cancelled() => return RunOutcome::Stopped,

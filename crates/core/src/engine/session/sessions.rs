@@ -29,7 +29,7 @@ impl Sessions {
     pub(in crate::engine) async fn with_usage(&self, mut session: Session) -> Session {
         let live = self.turns.live(&session.sandbox).filter(|live| live.session().id == session.id);
         let Some(live) = live.filter(|_| session.ended_at.is_none()) else { return session };
-        // A machine that is being taken down has nothing to tell, and its end counts.
+        // A machine that is being stopped has no usage to report, and its end counts.
         let asked = tokio::time::timeout(USAGE_WAIT, live.driver.usage(&live.key)).await;
         if let Ok(Ok(usage)) = asked {
             session.count_machine(usage);

@@ -2,10 +2,10 @@
 //!
 //! Every command has one task here, its *tracker*: it takes output from the agent, appends it to the
 //! log, hands it to the caller who started the command and waits for the result, and only then
-//! credits the agent. So what was credited is on disk, and a daemon that comes back attaches from
-//! where the log ends. The caller who started a command is waited for, like a pipe's reader would
-//! be; everybody else reads the log and never slows the command down. Two things do not wait for a
-//! slow caller: the command's timeout and the end of its session. Then the caller is left behind and
+//! credits the agent. So what was credited is on disk, and a restarted daemon attaches from where
+//! the log ends. The caller who started a command is waited for, like a pipe's reader would be;
+//! everybody else reads the log and never slows the command down. Two things do not wait for a slow
+//! caller: the command's timeout and the end of its session. Then the caller is left behind and
 //! finds the rest in the log.
 //!
 //! *A connection that is lost costs no command.* The tracker attaches again, as often as it takes, until
@@ -14,7 +14,7 @@
 //! the same way: whether it runs is found out when the agent answers.
 //!
 //! Secrets that the session was given are masked on the way ([`Masker`]). What is held back meanwhile
-//! is neither in the log nor credited, so a daemon that comes back gets it again.
+//! is neither in the log nor credited, so a restarted daemon gets it again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -58,8 +58,8 @@ impl From<MaskedStream> for LogStream {
 }
 
 impl Sessions {
-    /// Takes up a command that an earlier daemon started, or that ran when its machine was paused. Its
-    /// tracker attaches to it, however long that takes; this waits for it a moment.
+    /// Adopts a command that an earlier daemon started, or that ran when its machine was paused.
+    /// Its tracker attaches to it, however long that takes; this waits for it a moment.
     pub(in crate::engine) async fn adopt(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
@@ -81,14 +81,14 @@ impl Sessions {
         let log = self.open_log(&record).await;
         let mut masker = live.mask().map(Masker::new);
         if let Some(masker) = &mut masker {
-            // What was let go before may have been the beginning of a value.
+            // What was released before may have been the beginning of a value.
             let path = self.store.log_path(&record.sandbox, &record.id);
             for (stream, bytes) in last_records(path, log.offset()).await {
                 masker.recall(stream.into(), &bytes);
             }
         }
         match self.sleeping.take(&record.id) {
-            // Somebody waits for it since before it was paused, and goes on waiting.
+            // A caller has waited for it since before it was paused, and keeps waiting.
             Some(tracked) => {
                 tracked.stdin.detach();
                 *tracked.record.lock() = record;
@@ -194,7 +194,7 @@ struct Tracker {
     tracked: Arc<Tracked>,
     log: LogWriter,
     masker: Option<Masker>,
-    /// When what the masker holds back is let go.
+    /// When what the masker holds back is released.
     held_until: Option<Instant>,
     /// How much comes again on a new connection that the masker has already.
     seen: usize,
@@ -217,7 +217,8 @@ async fn turned(over: &mut watch::Receiver<bool>) {
     let _ = over.wait_for(|over| *over).await;
 }
 
-/// Whether the agent has said that it cannot continue a command: it does not know the command, or has not got its output any more.
+/// Whether the agent has reported that it cannot continue a command: it does not know the command,
+/// or no longer has its output.
 fn is_final(error: &GuestError) -> bool {
     matches!(error.failure(), Some(Failure::NotFound | Failure::Invalid))
 }
@@ -226,12 +227,12 @@ impl Tracker {
     async fn run(mut self, output: Option<Output>) {
         let exit = self.follow(output).await;
         if exit.is_none() && (self.live.is_paused() || self.shutdown.is_cancelled()) {
-            // It goes on when its machine does, and so does whoever waits for it; or the next daemon takes it up. What is held
-            // back comes again.
+            // It resumes with its machine, and its callers keep waiting; or the next daemon adopts
+            // it. What is held back comes again.
             return;
         }
         if let Some(masker) = &mut self.masker {
-            // The session ended under it, and nobody is there any more to send it again.
+            // The session ended under it, and nothing is left that would send it again.
             masker.decide();
             while let Some((side, bytes)) = masker.pop() {
                 self.log.append_in_turn(side.into(), &bytes).await;
@@ -253,8 +254,8 @@ impl Tracker {
             }
             record.clone()
         };
-        // The caller hears first, and the disk right after: should the daemon die in between, the agent
-        // still knows how it ended.
+        // The caller gets the answer first, and the disk right after: should the daemon die in
+        // between, the agent still knows how it ended.
         self.tracked.over.store(true, Ordering::SeqCst);
         if let Some(caller) = self.caller.take() {
             // One that is slow finds the end where the log ends.

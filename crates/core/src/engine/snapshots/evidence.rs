@@ -171,7 +171,7 @@ impl Collector {
         still
     }
 
-    /// Whether a manifest reads by now; why not, if that can be told.
+    /// Whether a manifest can be read by now; why not, if that is known.
     async fn try_to_read(&self, path: &str) -> Result<(), Option<String>> {
         let told = |error: StoreError| Some(error_chain(&error));
         match UncertainRecord::parse(path) {
@@ -264,7 +264,8 @@ impl Collector {
         Ok(None)
     }
 
-    /// Enters the images there are, and finds those that do not read or are gone though nobody removed them.
+    /// Enters the existing images, and finds those that cannot be read or are missing though nobody
+    /// removed them.
     async fn look_at_images(&self) -> Result<FoundDoubts> {
         let scan = self.store.scan::<Image>().await?;
         let mut found = FoundDoubts::new();

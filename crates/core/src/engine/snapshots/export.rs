@@ -1,8 +1,9 @@
 //! A snapshot as an OCI image: one tar stream, in the OCI layout, that other tools load.
 //!
-//! Layers are not compressed, so a blob's digest is its diff id. A tar header tells name and size before the bytes, so each
-//! layer is read twice: once to know its digest and length, and once to send it. Nothing is written to the disk: the holes of
-//! sparse files are zeros in an export, and a copy of it could be any times larger than the snapshot.
+//! Layers are not compressed, so a blob's digest is its diff id. A tar header has name and size
+//! before the bytes, so each layer is read twice: once to know its digest and length, and once to
+//! send it. Nothing is written to the disk: the holes of sparse files are zeros in an export, and a
+//! copy of it could be any times larger than the snapshot.
 
 use std::io;
 use std::io::Write;
@@ -18,7 +19,7 @@ use crate::engine::{Error, Result};
 use crate::model::{ImageConfig, LayerId, Snapshot};
 use crate::store::{Exported, LayerHold, LeftOut, Store, StoreError};
 
-/// How many exports the server has in progress at the most, of all callers.
+/// How many exports the server has in progress at most, of all callers.
 const MOST_EXPORTS: usize = 16;
 static EXPORTS: Semaphore = Semaphore::const_new(MOST_EXPORTS);
 
@@ -36,7 +37,8 @@ pub struct SnapshotExport {
 }
 
 impl SnapshotExport {
-    /// Reads all layers of a snapshot, which `hold` keeps. Ends when nobody waits for it any more.
+    /// Reads all layers of a snapshot, which `hold` keeps. Ends when no caller waits for it any
+    /// more.
     pub(in crate::engine) async fn prepare(
         store: &Store,
         snapshot: &Snapshot,
@@ -84,7 +86,7 @@ impl SnapshotExport {
     }
 }
 
-/// Takes bytes and keeps none, until nobody waits for the sum any more.
+/// Discards bytes, until no caller waits for the sum any more.
 struct WhileWanted(CancellationToken);
 
 impl Write for WhileWanted {

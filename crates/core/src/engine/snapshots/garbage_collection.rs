@@ -1,10 +1,10 @@
 //! Garbage collection: layers that are not referenced any more are moved to the trash.
 //!
-//! Who references a layer is known to [`References`](crate::engine::references::References).
+//! [`References`](crate::engine::references::References) knows who references a layer.
 //!
 //! A collection takes a layer when all of this is true, and moves it to the trash:
 //!
-//! - no manifest that memory knows names it, and nobody holds it;
+//! - no manifest in memory references it, and nothing holds it;
 //! - it is older than 30 seconds;
 //! - everything that could name it was read, see `evidence`;
 //! - no manifest on disk has its id in its text, whatever memory says.
@@ -53,7 +53,8 @@ impl Collector {
         });
     }
 
-    /// Moves the layers that nobody holds to the trash, and deletes what has been there long enough.
+    /// Moves the layers that nothing holds to the trash, and deletes those that have been in it
+    /// long enough.
     pub(in crate::engine) async fn collect(self: &Arc<Self>) -> Result<()> {
         if self.context.is_recovering() {
             // What a session that broke off wrote is being sealed. Recovery collects at its end.
@@ -89,8 +90,8 @@ impl Collector {
         swept
     }
 
-    /// Drops the records of templates that nobody used for long, and enters the others. False when one does not read: nobody
-    /// knows then which memory templates hold.
+    /// Drops the records of templates that were unused for long, and enters the others. False when
+    /// one cannot be read: then it is unknown which memory templates hold.
     async fn drop_stale_templates(&self) -> Result<bool> {
         let kept;
         let damaged = if self.context.expiry_time().is_some() {

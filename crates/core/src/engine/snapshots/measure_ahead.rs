@@ -15,10 +15,13 @@
 //! ```
 //!
 //! *Why that is safe.* Files change through processes of the sandbox or through the agent. Only the agent starts processes, and it
-//! does what the daemon asks it for. [`RunningSandbox::uses`] counts whatever may lead to that, before it happens. Where the end of that was
-//! not heard, because the caller left or the agent did not answer in time, nothing is known for the rest of the session
-//! ([`Asked`](crate::engine::running::measured::Asked)). The control group tells whether a process is left. System calls that work on after their process ended (`io_uring`) are refused by the filter of system calls. In
-//! debug builds, and so in all tests, the seal visits every name all the same and compares.
+//! does what the daemon asks it for. [`RunningSandbox::uses`] counts whatever may lead to that,
+//! before it happens. Where its end was not reported, because the caller left or the agent did not
+//! answer in time, nothing is known for the rest of the session
+//! ([`Asked`](crate::engine::running::measured::Asked)). The control group shows whether a process
+//! is left. System calls that continue after their process ended (`io_uring`) are refused by the
+//! filter of system calls. In debug builds, and so in all tests, the seal visits every name all the
+//! same and compares.
 //!
 //! *What it costs.* One layer at a time is visited, by one thread of the lowest priority, and a layer again only after
 //! [`REST`] times as long as its last visit took.
@@ -32,7 +35,7 @@ use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::measured::{IDLE, junk_warned_of};
 use crate::engine::snapshots::StorageUsage;
 
-/// A layer is visited again after so many times as long as its last visit took, at the earliest.
+/// A layer is visited again after this many times the duration of its last visit, at the earliest.
 const REST: u32 = 20;
 
 impl StorageUsage {

@@ -63,7 +63,7 @@ pub(in crate::engine) struct Snapshots {
     references: Arc<References>,
     records: Arc<Records>,
     pub(in crate::engine) retained: Retained,
-    /// Who needs snapshots for a review; set once by whoever is above.
+    /// Knows which snapshots a review needs; set once by the layer above.
     pub(in crate::engine) pins: OnceLock<Weak<dyn PinsSnapshots>>,
     pub(in crate::engine) snapshot_locks: KeyedLock<SnapshotId>,
     /// Some tombstone may still be a snapshot after a power cut.
@@ -120,7 +120,7 @@ pub(in crate::engine) struct Collector {
     snapshots: Arc<Snapshots>,
     drives: Arc<Drives>,
     trash: Arc<Trash>,
-    /// One collection at a time. Nobody else takes it.
+    /// One collection at a time. Nothing else takes this lock.
     collecting: tokio::sync::Mutex<()>,
     /// A collection was asked for and has not begun.
     collect_asked: AtomicBool,
@@ -128,7 +128,7 @@ pub(in crate::engine) struct Collector {
     last_collection: Mutex<Option<(Instant, Duration)>>,
 }
 
-/// Measures what takes up room.
+/// Measures what takes space.
 pub(in crate::engine) struct StorageUsage {
     store: Store,
     db: Arc<dyn Db>,

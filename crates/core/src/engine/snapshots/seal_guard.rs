@@ -1,4 +1,4 @@
-//! The seal guard: what a session wrote is looked at before it is sealed.
+//! The seal guard: inspects what a session wrote before it is sealed.
 //!
 //! ```text
 //! asked for    look while it runs ── block ──> refused, the session goes on
@@ -14,8 +14,8 @@
 //! way looks again. A session that was given no secret is not searched, and large files and junk are
 //! found by the walk that measures a layer as it is sealed; only `promote-or-drop` needs to know before.
 //!
-//! At a checkpoint the session goes on with its files, so none of them can be masked or kept aside:
-//! there `quarantine` refuses as `block` does.
+//! At a checkpoint the session continues with its files, so none of them can be masked or
+//! quarantined: there `quarantine` refuses as `block` does.
 
 mod inspection;
 mod spotted;
@@ -41,7 +41,7 @@ pub(super) use self::inspection::{GuardedPart, Inspection};
 use self::spotted::Spotted;
 pub(in crate::engine) use self::spotted::junk_finding;
 
-/// How many findings are told and kept on record; the others are like them.
+/// How many findings are reported and kept on record; the others are like them.
 const TOLD: usize = 100;
 
 /// What a look at a running session remembers for the one after its end.
@@ -156,7 +156,7 @@ impl SealGuard {
         // Drives are not part of a checkpoint.
         let mut parts = inspection.parts();
         parts.retain(|part| part.drive.is_none());
-        // While it runs there is no hurry; once it stands still there is.
+        // While it runs there is no hurry; once it is suspended there is.
         let effort = match writers {
             Writers::Busy => Effort::Background,
             Writers::None => Effort::Foreground,
@@ -170,7 +170,8 @@ impl SealGuard {
         self.told(&inspection, passed).await
     }
 
-    /// Looks at memory that was captured of a running session. It goes on with it, so nothing can be masked or kept aside.
+    /// Searches memory that was captured of a running session. The session continues with it, so
+    /// nothing can be masked or quarantined.
     pub(in crate::engine) async fn guard_memory(
         &self,
         live: &RunningSandbox,
@@ -206,8 +207,8 @@ impl SealGuard {
         self.told(&inspection, passed).await
     }
 
-    /// Looks at what a session wrote to a drive, when there is nobody left to ask: what must not be sealed
-    /// is kept aside, so that nothing is lost and nothing leaks.
+    /// Searches what a session wrote to a drive, when no caller is left to decide: what must not be
+    /// sealed is quarantined, so that nothing is lost and nothing leaks.
     pub(in crate::engine) async fn guard_drive(
         &self,
         sandbox: &Sandbox,
@@ -273,7 +274,7 @@ impl SealGuard {
         Err(Error::Guarded { name, files, findings, goes_on })
     }
 
-    /// What is told about finds: with the commands that may have done it.
+    /// The report about findings: with the commands that may have caused them.
     pub(super) async fn told(
         &self,
         inspection: &Inspection<'_>,

@@ -1,15 +1,15 @@
 //! Retention, expiry and deletion of snapshots.
 //!
 //! - A snapshot that goes leaves a *tombstone*: its record without layers, for lists to show for
-//!   [`REMEMBERED`]. The index decides whether it may go, in one statement, so that nobody comes to
-//!   stand on it meanwhile; then the tombstone is written over the manifest.
-//! - *Retention* never drops what some sandbox stands on: an expired snapshot strands nobody. Only
-//!   [`Engine::delete_snapshot`](crate::engine::Engine::delete_snapshot) with `force` does. The tombstone comes first, then every sandbox that
-//!   stood on it is told in its turn (`missing`); a daemon that dies in between tells the rest when it
-//!   comes back. A start that read the snapshot before holds its layers by then, and any later one is
-//!   refused.
-//! - What changes a record that is there (its use, its label, its layers' number, its end) holds the
-//!   record's lock, so that none of it brings back what was buried.
+//!   [`REMEMBERED`]. The index decides whether it may be dropped, in one statement, so that no
+//!   sandbox comes to stand on it meanwhile; then the tombstone is written over the manifest.
+//! - *Retention* never drops what some sandbox stands on: an expired snapshot strands no sandbox.
+//!   Only [`Engine::delete_snapshot`](crate::engine::Engine::delete_snapshot) with `force` does.
+//!   The tombstone comes first, then every sandbox that stood on it is marked in its turn
+//!   (`missing`); after a crash in between, the next daemon marks the rest. A start that read the
+//!   snapshot before holds its layers by then, and any later one is refused.
+//! - Every change of an existing record (its use, its label, its layers' number, its end) holds the
+//!   record's lock, so that none of them brings back a deleted one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -44,11 +44,11 @@ fn place(snapshot: &Snapshot) -> SnapshotOrder {
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Retained(
     parking_lot::Mutex<HashMap<SandboxId, Retention>>,
-    /// Sandboxes that have snapshots which are kept for a review, and are to be looked at again.
+    /// Sandboxes with snapshots that are kept for a review, which are to be checked again.
     parking_lot::Mutex<HashSet<SandboxId>>,
 );
 
-/// Whoever needs snapshots that would go by themselves. The runs are above this layer.
+/// The users of snapshots that would otherwise expire. The runs are above this layer.
 pub(in crate::engine) trait PinsSnapshots: Send + Sync {
     /// Whether a snapshot is needed.
     fn is_pinned(&self, snapshot: &SnapshotId) -> bool;
@@ -89,8 +89,8 @@ impl Snapshots {
         Ok(found)
     }
 
-    /// Drops a snapshot; the answer tells whether it went. What is not synced here is before its
-    /// layers are collected.
+    /// Drops a snapshot; the result is whether it was removed. What is not synced here is synced
+    /// before its layers are collected.
     pub(in crate::engine) async fn delete_record(
         &self,
         id: &SnapshotId,
@@ -156,8 +156,8 @@ impl Snapshots {
         Ok(Some(after))
     }
 
-    /// Notes that something starts from a snapshot, from when its expiry is counted. Whatever becomes
-    /// of that note, what starts goes on.
+    /// Notes that something starts from a snapshot, from when its expiry is counted. A failure to
+    /// write the note does not stop the start.
     pub(in crate::engine) async fn note_use(&self, id: Option<&SnapshotId>) {
         let Some(id) = id else { return };
         let noted = self.change_snapshot(id, Durability::Soon, |snapshot| {
@@ -168,7 +168,7 @@ impl Snapshots {
         }
     }
 
-    /// Tells a sandbox that what it stood on is no more, in its turn.
+    /// Marks a sandbox, in its turn, whose snapshot was deleted.
     pub(in crate::engine) async fn tell_snapshot_deleted(
         self: &Arc<Self>,
         holder: Sandbox,
@@ -284,8 +284,8 @@ impl Snapshots {
         Ok(boundary)
     }
 
-    /// Drops what has expired and what deleted sandboxes left that nobody stands on any more, and
-    /// tombstones whose time is up.
+    /// Drops expired snapshots and those of deleted sandboxes that no sandbox stands on any more,
+    /// and expired tombstones.
     pub(in crate::engine) async fn retain_all(&self) -> Result<()> {
         let time = self.context.expiry_time();
         if let Some(time) = time {
@@ -308,7 +308,7 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Whether a sandbox still names a snapshot that was deleted, and is yet to be told.
+    /// Whether a sandbox still names a snapshot that was deleted, and is not marked yet.
     pub(in crate::engine) async fn lost_snapshot(&self, sandbox: &Sandbox) -> Result<bool> {
         let Some(current) = &sandbox.current else { return Ok(false) };
         let record = self.db.snapshot_record(current).await?;
@@ -333,7 +333,7 @@ impl Sandbox {
     }
 }
 
-/// What whoever asks for a snapshot may say about its expiry.
+/// Checks the expiry in a request for a snapshot.
 pub(in crate::engine) fn checked_expiry(given: Option<Option<Span>>) -> Result<Expiry> {
     if given.flatten().is_some_and(|span| span < Span::seconds(60)) {
         return Err(Error::invalid("expires", "at least 60s"));

@@ -1,8 +1,10 @@
 //! Disk usage of the host and of projects.
 //!
 //! Sums over sealed layers come from memory. What sessions under way have written has to be measured by walking their
-//! files, which can be millions, and what is in quarantine by reading the records of all projects; so a measurement is used again for [`AGAIN`] times as long as it took, and whoever asks
-//! meanwhile waits for the one that is under way. However often anybody asks, a layer is walked for a tenth of the time.
+//! files, which can be millions, and what is in quarantine by reading the records of all projects;
+//! so a measurement is used again for [`AGAIN`] times as long as it took, and callers meanwhile
+//! wait for the one in progress. However many callers there are, a layer is walked for a tenth of
+//! the time.
 //!
 //! A project's usage covers its own sandboxes, drives and snapshots only. Sums over all projects and the free space of the disk
 //! are visible to operators of the host only.
@@ -22,7 +24,7 @@ use crate::model::{LayerId, MemoryId, Name, Quarantine, Sandbox};
 /// For how many times as long as it took a measurement is used.
 const AGAIN: u32 = 10;
 
-/// What takes up room: of one project, or of all.
+/// What takes space: of one project, or of all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpaceReport {
     /// What is known of the host; absent for a project.
@@ -143,8 +145,8 @@ impl StorageUsage {
         Ok(bytes)
     }
 
-    /// What the session of a sandbox has written, if that is found out within `patience`. Looking goes on if it is not, and
-    /// the next who asks finds it.
+    /// What the session of a sandbox has written, if that is found out within `patience`. The
+    /// measurement continues otherwise, and the next caller gets its result.
     pub(in crate::engine) async fn open_bytes_of(
         &self,
         sandbox: &Sandbox,

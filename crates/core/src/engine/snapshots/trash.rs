@@ -1,12 +1,13 @@
 //! The trash: deleted sandboxes that can be restored.
 //!
 //! A deleted sandbox lies in the trash for a grace period ([`Settings::trash_grace`](crate::engine::Settings)), with copies of the manifests of
-//! the snapshots that went with it, and can be restored whole. It holds all layers those name. Its name is free at once. Layers that nobody
-//! names any more lie there as long.
+//! the snapshots that went with it, and can be restored whole. It holds all layers that those
+//! reference. Its name is free at once. Unreferenced layers stay there as long.
 //!
-//! *When something goes for good.* When this daemon itself has seen it lie in the trash for the whole grace period, on the monotonic clock.
-//! So neither a wall clock that jumps nor a restart shortens it. Earlier only if new work would be refused for want of space: then the oldest
-//! goes first.
+//! *When something is deleted for good.* When this daemon itself has seen it in the trash for the
+//! whole grace period, on the monotonic clock. So neither a wall clock that jumps nor a restart
+//! shortens it. Earlier only if new work would be refused for lack of space: then the oldest is
+//! deleted first.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -36,7 +37,7 @@ pub struct TrashItem {
     pub name: Name,
     /// When it was deleted.
     pub deleted_at: Timestamp,
-    /// Whether it expired, and nobody asked for it.
+    /// Whether it expired, without a request.
     pub expired: bool,
     /// How many snapshots went with it.
     pub snapshots: usize,
@@ -52,7 +53,7 @@ pub(in crate::engine) struct TrashContents {
     /// Since when this daemon has seen things lie there, on the monotonic clock.
     seen: Mutex<HashMap<PathBuf, Duration>>,
     sandboxes: Mutex<HashMap<PathBuf, (Trashed, TrashedSandbox)>>,
-    /// One at a time changes what is there.
+    /// Serializes changes of the trash.
     change: tokio::sync::Mutex<()>,
 }
 

@@ -1,4 +1,4 @@
-//! Retries under one idempotency key do the work once and get the same answer.
+//! Idempotency keys: retries under one key do the work once and get the same answer.
 //!
 //! The answer is kept in the index for a day. While the first caller is still at work the others
 //! wait. Creates and forks are safe even against a crash between the work and the answer: the key is
@@ -34,8 +34,8 @@ impl Tenancy {
         self.remembered(project, &key, request, work).await
     }
 
-    /// Decides something before the work is begun, or finds what was decided under this key before. Nobody else works under
-    /// the key until the guard is dropped.
+    /// Decides something before the work is begun, or finds what was decided under this key before.
+    /// No other call works under the key until the guard is dropped.
     pub(in crate::engine) async fn decide_once<T>(
         &self,
         project: &Name,

@@ -1,13 +1,13 @@
 //! Projects and their keys.
 //!
 //! A key's secret is 256 random bits, shown once and kept only as a hash, in the project's manifest.
-//! Looking one up is a hash and a table in memory: no disk, and no comparison whose time would tell
-//! anything about the secret.
+//! Looking one up is a hash and a table in memory: no disk, and no comparison whose time would
+//! reveal anything about the secret.
 //!
 //! A project's manifest says who may do what and what its sandboxes may reach. When it is damaged, or
 //! missing though something belongs to the project, the project is *locked*: none of its keys is
-//! accepted, nothing of it starts, and no new project takes its name. What still runs goes on without a
-//! network. A project that was made afresh in its place would have no bounds.
+//! accepted, nothing of it starts, and no new project takes its name. What still runs continues
+//! without a network. A project that was made afresh in its place would have no bounds.
 
 use std::collections::{BTreeMap, HashMap};
 

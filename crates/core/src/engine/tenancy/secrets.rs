@@ -1,4 +1,4 @@
-//! Secrets of projects, and what becomes of them in sessions.
+//! Secrets of projects, and how sessions get them.
 //!
 //! Records lie on disk with their values sealed, and are held in memory as they lie there. A value is
 //! revealed where it is needed and forgotten right after: for a command that is given it, for the network
@@ -189,7 +189,7 @@ impl Secrets {
         let at = now();
         let mut secret = match self.table.get(project, &name) {
             Some(found) if found.deleted_at.is_none() => found,
-            // One that was deleted goes on counting: sessions may be on record with its values.
+            // A deleted secret still counts: sessions may be on record with its values.
             Some(found) => Secret {
                 hosts: Vec::new(),
                 places: BTreeSet::new(),
@@ -233,7 +233,7 @@ impl Secrets {
         Ok(secret)
     }
 
-    /// Writes a secret down without the values that nobody needs; one without any is gone.
+    /// Saves a secret without the values that are not needed any more; one without any is removed.
     async fn prune(&self, secret: &mut Secret, given: &BTreeSet<(SecretName, u64)>) -> Result<()> {
         let kept = if secret.deleted_at.is_some() { 0 } else { KEPT };
         let old = secret.versions.len().saturating_sub(kept);
@@ -257,7 +257,7 @@ impl Secrets {
     async fn given_in(&self, project: &Name) -> Result<BTreeSet<(SecretName, u64)>> {
         let mut given = BTreeSet::new();
         let all = self.db.sandboxes(Some(project), &Filter::default(), &Page::all()).await?.items;
-        // What sleeps with its memory has what it was given in there.
+        // Paused memory contains the secrets that it was given.
         let has =
             |sandbox: &Sandbox| sandbox.open_layer().is_some() || sandbox.phase() == Phase::Paused;
         for sandbox in all.into_iter().filter(has) {
@@ -340,7 +340,7 @@ impl Secrets {
         Ok(values)
     }
 
-    /// The value of a secret for whoever speaks for a sandbox with these tags.
+    /// The value of a secret for a caller that acts for a sandbox with these tags.
     pub(in crate::engine) fn secret_value(
         &self,
         project: &Name,
@@ -352,7 +352,8 @@ impl Secrets {
         self.reveal_secret(&secret, secret.version())
     }
 
-    /// What stands for a secret in a sandbox: the same in each of its sessions, another in a fork.
+    /// The placeholder of a secret in a sandbox: the same in each of its sessions, another in a
+    /// fork.
     fn placeholder(&self, sandbox: &Sandbox, name: &SecretName, value: &str) -> Result<String> {
         let length = value.len().max(PLACEHOLDER);
         let mut text = String::from("skp");
@@ -545,8 +546,8 @@ impl Secrets {
         }
     }
 
-    /// Refuses to go on with a key that is not the one sessions under way were given secrets with: what
-    /// they print could not be masked, nor what they wrote be searched.
+    /// Refuses to continue with another key than the one that running sessions were given secrets
+    /// with: their output could not be masked, nor their files searched.
     pub(in crate::engine) async fn check_secrets_key(&self, sandboxes: &[Sandbox]) -> Result<()> {
         for sandbox in sandboxes.iter().filter(|sandbox| sandbox.open_layer().is_some()) {
             let Some(id) = &sandbox.session else { continue };

@@ -1,4 +1,4 @@
-//! Tokens: signed words that speak for a key.
+//! Tokens: signed strings that act for a key.
 //!
 //! Some clients insist on a token of three parts (a JWT) and read claims out of it. Such a token is
 //! made *from* a key and is worth nothing without it: it carries the key's id, reaches no further
@@ -62,7 +62,7 @@ impl Signer {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let mut secret = [0u8; 32];
                 getrandom::fill(&mut secret).map_err(io::Error::other)?;
-                // Whole or not at all: half a secret would be refused for ever.
+                // Whole or not at all: half a secret would always be refused.
                 let draft = data.join("token.key.new");
                 let _ = std::fs::remove_file(&draft);
                 let mut open = std::fs::OpenOptions::new();
@@ -131,7 +131,7 @@ pub enum PortPass {
     Opens(Timestamp),
     /// It did once: it has expired, or its key has gone.
     Ended,
-    /// It is not for this port, or no token of ours.
+    /// It is not for this port, or not a token of this server.
     Unknown,
 }
 
@@ -163,7 +163,7 @@ impl Tenancy {
         self.require_project(&caller.project)?;
         let far = || Error::invalid("expires", "too far away");
         let expires = later(expires).ok_or_else(far)?;
-        // A token that was made with a token ends with it: nobody prolongs what was lent to them.
+        // A token that was made with a token ends with it: its holder cannot prolong it.
         let expires = caller.until.map_or(expires, |until| until.min(expires));
         let claims = Claims {
             aud: FOR_CALLS.to_owned(),
@@ -199,12 +199,13 @@ impl Tenancy {
         Ok((self.signer.sign(&claims), expires))
     }
 
-    /// Whether a word is a key or a token of this server, good or not any more: nobody else has a use for it.
+    /// Whether a word is a key or a token of this server, valid or not any more: it must not be
+    /// sent elsewhere.
     pub(in crate::engine) fn is_credential(&self, word: &str) -> bool {
         crate::engine::tenancy::projects::looks_like_key(word) || self.signer.claims(word).is_some()
     }
 
-    /// Tells what a token is worth at a port of a sandbox.
+    /// Returns the access that a token gives to a port of a sandbox.
     pub(in crate::engine) fn port_pass(
         &self,
         token: &str,
@@ -256,7 +257,7 @@ impl Tenancy {
         })
     }
 
-    /// Signs what a front wants to hear again later, for this purpose only.
+    /// Signs a value that a front end wants to get back later, for this purpose only.
     pub(in crate::engine) fn sign(
         &self,
         purpose: &str,

@@ -144,7 +144,7 @@ impl Delivering {
         })
     }
 
-    /// Delivers. `Some` is why the webhook is to be disabled.
+    /// Delivers. `Some` is the reason to disable the webhook.
     async fn run(mut self, this: &Weak<Webhooks>) -> Result<Option<String>> {
         let mut under_way = JoinSet::new();
         let (mut save, mut idle) =
@@ -235,7 +235,7 @@ impl Delivering {
         Some(next)
     }
 
-    /// Takes in how an attempt ended. `Some` is why the webhook is to be disabled.
+    /// Applies the outcome of an attempt. `Some` is the reason to disable the webhook.
     fn attempted(&mut self, webhooks: &Webhooks, ended: AttemptOutcome) -> Option<String> {
         let settings = &webhooks.context.settings.webhooks;
         let AttemptOutcome { lane: key, result, at, took } = ended;
@@ -307,7 +307,7 @@ impl Delivering {
         let cursor = self.hook.cursor.lock().clone();
         match webhooks.context.store.write(&cursor, Durability::Soon).await {
             Ok(()) => self.dirty = false,
-            // What was delivered is delivered again by the next daemon, if this goes on.
+            // The next daemon delivers the same events again, if the writes keep failing.
             Err(error) => {
                 tracing::warn!(webhook = %cursor.webhook, %error, "how far a webhook has come was not recorded");
             }

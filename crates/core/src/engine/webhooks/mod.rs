@@ -101,7 +101,7 @@ pub struct UpdateWebhook {
     pub allow_private: Option<bool>,
     /// Whether anything is sent.
     pub enabled: Option<bool>,
-    /// Whether whoever changes it may decide that private addresses are dialled.
+    /// Whether the caller that changes it may allow private addresses.
     pub may_allow_private: bool,
 }
 
@@ -152,7 +152,8 @@ impl Webhooks {
         })
     }
 
-    /// Reads what is on disk, and goes on where an earlier daemon was. A damaged webhook costs that webhook.
+    /// Reads what is on disk, and continues where an earlier daemon was. A damaged file costs only
+    /// that webhook.
     pub(in crate::engine) async fn begin(self: &Arc<Self>) -> Result<()> {
         let store = &self.context.store;
         let (webhooks, cursors) =
@@ -182,7 +183,8 @@ impl Webhooks {
                 let path = format!("webhooks/{}/{}/cursor.json", webhook.project, webhook.id);
                 self.report_cursor(DamageKind::Missing, path, "it is not there".to_owned());
             }
-            // Nobody knows how far it came. What is sent twice can be told by its id; what is not sent at all cannot.
+            // Its progress is unknown. A receiver can recognize a repeated event by its id; it
+            // cannot notice one that was never sent.
             WebhookCursor { after: EventId::at(webhook.created_at), ..fresh_cursor(webhook) }
         };
         let mut good: BTreeMap<_, _> =
@@ -366,7 +368,7 @@ impl Webhooks {
         Ok(())
     }
 
-    /// Ends a webhook that fails, and tells.
+    /// Disables a failing webhook, and reports it.
     async fn disable(self: &Arc<Self>, hook: &ActiveWebhook, reason: String) {
         let _change = self.change.lock().await;
         // It may have been changed or removed meanwhile.

@@ -16,8 +16,8 @@ const DETAILS: usize = 16;
 
 /// What is recorded, before it has its place in a chain.
 ///
-/// It has no secrets, no contents of files, no environment and no arguments of commands: whoever makes
-/// one puts in names and numbers only.
+/// It has no secrets, no contents of files, no environment and no arguments of commands: the code
+/// that makes one puts in names and numbers only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditRecord {
     /// When it happened.
@@ -190,7 +190,7 @@ impl fmt::Display for AuditChain {
     }
 }
 
-/// Which entries are wanted. All that is given must fit.
+/// Selects entries. All given conditions must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditFilter {
     /// At this time or later.
@@ -206,7 +206,7 @@ pub struct AuditFilter {
 }
 
 impl AuditFilter {
-    /// Whether a record is wanted.
+    /// Whether a record matches.
     #[must_use]
     pub fn wants(&self, record: &AuditRecord) -> bool {
         self.since.is_none_or(|since| record.at >= since)

@@ -2,7 +2,8 @@
 //!
 //! `docs/formats/events.md` describes the journal they are kept in and `docs/API.md` the stream
 //! `GET /v1/events`. An event is a notification, not a record: the manifests are the truth, and an
-//! event tells a reader to look. It holds no file contents, no environment and no secret values.
+//! event only prompts a reader to look. It holds no file contents, no environment and no secret
+//! values.
 
 mod filter;
 mod id;
@@ -253,7 +254,7 @@ pub enum EventData {
     /// A run waits for an approval.
     #[serde(rename = "run.waiting")]
     RunWaiting(EventRun),
-    /// A run goes on after an approval.
+    /// A run continues after an approval.
     #[serde(rename = "run.resumed")]
     RunResumed(EventRun),
     /// A run is ready for review.
@@ -274,7 +275,7 @@ pub enum EventData {
     /// A run will expire soon unless it is reviewed.
     #[serde(rename = "run.expiring")]
     RunExpiring(EventRun),
-    /// Nobody reviewed a run in time.
+    /// A run was not reviewed in time.
     #[serde(rename = "run.expired")]
     RunExpired(EventRun),
     /// Somebody or something asks for an approval.

@@ -1,4 +1,4 @@
-//! What happened, and who is told: events, the audit log, webhooks.
+//! What happened, and who is notified: events, the audit log, webhooks.
 
 pub(super) mod audit;
 pub(super) mod event;

@@ -22,7 +22,7 @@ const LONGEST_PATTERN: usize = 512;
 const LONGEST_LINE: usize = 64 << 10;
 /// How long an approval may wait.
 pub const LONGEST_WAIT: Span = Span::days(30);
-/// How long it waits if nobody says.
+/// How long it waits by default.
 pub const USUAL_WAIT: Span = Span::seconds(3600);
 
 /// An approval.
@@ -63,7 +63,7 @@ pub struct Approval {
     pub answered_by: Option<KeyId>,
     /// When, or when it expired.
     pub answered_at: Option<Timestamp>,
-    /// What was said about it.
+    /// The comment of the decision.
     pub comment: String,
     /// What the agent inside knows the question by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(held_by(&patterns, &argv("/usr/bin/git push x")), Some("git push*"));
         assert_eq!(held_by(&patterns, &argv("/usr/bin/npm publish")), Some("/usr/bin/npm publish"));
         assert_eq!(held_by(&patterns, &argv("npm publish")), None);
-        // What a shell is told is text like any other, and what it starts is not seen.
+        // What a shell is given is text like any other, and what it starts is not seen.
         assert_eq!(held_by(&patterns, &argv("sh -c git push")), None);
         assert_eq!(
             held_by(&["*git push*".to_owned()], &argv("sh -c git push")),

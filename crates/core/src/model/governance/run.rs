@@ -36,7 +36,7 @@ pub enum RunChange {
     Answered,
     /// Its work is done, and its snapshot is pinned.
     Finish,
-    /// It cannot go on.
+    /// It cannot continue.
     Fail,
     /// Somebody does not want it any more.
     Cancel,
@@ -44,7 +44,7 @@ pub enum RunChange {
     Accept,
     /// Its result was rejected.
     Reject,
-    /// Nobody reviewed it in time.
+    /// It was not reviewed in time.
     Expire,
 }
 
@@ -134,7 +134,7 @@ pub enum RunEffect {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "how", rename_all = "lowercase")]
 pub enum RunPlace {
-    /// In a sandbox that is there.
+    /// In an existing sandbox.
     Existing {
         /// Its name when the run was asked for.
         sandbox: Name,
@@ -156,7 +156,7 @@ pub enum RunPlace {
 }
 
 impl RunPlace {
-    /// What acceptance does if nobody says.
+    /// What acceptance does by default.
     #[must_use]
     pub fn on_accept(&self) -> AcceptRule {
         match self {
@@ -246,7 +246,7 @@ pub struct RunDecision {
     pub by: KeyId,
     /// When.
     pub at: Timestamp,
-    /// What was said about it.
+    /// The comment of the decision.
     pub comment: String,
     /// Whether a sandbox of its own is deleted afterwards.
     pub discard: bool,

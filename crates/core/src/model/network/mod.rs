@@ -1,4 +1,4 @@
-//! What a sandbox may reach, and what it reached. `docs/NETWORK.md` tells what each part means.
+//! What a sandbox may reach, and what it reached. `docs/NETWORK.md` describes each part.
 
 pub(super) mod device;
 pub(super) mod policy;
@@ -19,7 +19,7 @@ use super::{SandboxId, SessionId, Timestamp};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
-    /// What holds where nothing else is said.
+    /// The default for everything that no rule covers.
     pub mode: Mode,
     /// Names that may be reached, under [`Mode::Custom`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -35,7 +35,7 @@ pub struct Policy {
     pub requests: Vec<RequestRule>,
 }
 
-/// What holds where nothing else is said.
+/// The default for everything that no rule covers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -83,7 +83,7 @@ pub struct RequestRule {
     pub action: Action,
 }
 
-/// How a request looks. All that is said must hold; an empty list says nothing.
+/// How a request looks. All given conditions must hold; an empty list is no condition.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RequestMatch {
@@ -129,7 +129,7 @@ pub struct PairMatch {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// It goes on as it is.
+    /// It passes unchanged.
     Allow,
     /// It is answered with 403 and recorded as denied.
     Deny,
@@ -139,13 +139,14 @@ pub enum Action {
     Forward {
         /// Where.
         url: String,
-        /// How the headers begin that tell where it was meant to go: `<prefix>host`, `<prefix>scheme`,
-        /// `<prefix>port`, `<prefix>path` (with the query). If absent, `x-forwarded-host`,
-        /// `x-forwarded-proto`, `x-forwarded-port` and `x-forwarded-path` do. Headers of these names that the sandbox sent are dropped.
+        /// The prefix of the headers with its original destination: `<prefix>host`,
+        /// `<prefix>scheme`, `<prefix>port`, `<prefix>path` (with the query). If absent,
+        /// `x-forwarded-host`, `x-forwarded-proto`, `x-forwarded-port` and `x-forwarded-path` do.
+        /// Headers of these names that the sandbox sent are dropped.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         prefix: Option<String>,
     },
-    /// It goes on with these headers set.
+    /// It passes with these headers set.
     Headers(BTreeMap<String, Credential>),
 }
 
@@ -416,7 +417,7 @@ pub struct Connection {
     /// The address and port the sandbox asked for; absent for a lookup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<SocketAddr>,
-    /// The name, if one was told: by TLS, by HTTP, by the lookup.
+    /// The name, if one is known: from TLS, from HTTP, from the lookup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// What was decided, or how it went.
@@ -446,7 +447,7 @@ pub enum Protocol {
     Http,
 }
 
-/// What became of it.
+/// Its outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -456,7 +457,7 @@ pub enum Verdict {
     Denied,
     /// It was let through and then cut, because the policy changed.
     Cut,
-    /// It was let through, and nobody answered outside.
+    /// It was let through, and got no answer outside.
     Failed,
 }
 

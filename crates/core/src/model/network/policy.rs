@@ -1,4 +1,4 @@
-//! Whether a policy makes sense, and which of its fields does not.
+//! Validates a policy, and names the field that is wrong.
 
 use hyper::Uri;
 use hyper::header::{HeaderName, HeaderValue};
@@ -61,7 +61,7 @@ impl Policy {
             return refuse("domains", only_custom);
         }
         if self.mode == Mode::AllowAll {
-            // Whoever lists the world there means that nothing else is allowed.
+            // A user who lists the world there means that nothing else is allowed.
             let closed = self.allow.iter().position(|rule| !is_private(&rule.net));
             if let Some(index) = closed {
                 let reason = "allow-all allows it anyway: there an entry opens a private network and nothing else. To allow only \

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub enum Access {
     /// Everybody who knows its name.
     Public,
-    /// Whoever has a key to the project, or a token for the port.
+    /// Holders of a key to the project, or of a token for the port.
     Private,
 }
 

@@ -41,7 +41,7 @@ pub enum Change {
     },
     /// The record says that something is under way, and there is no machine.
     Lost,
-    /// The files of its last session are lost, and a rollback goes on without them.
+    /// The files of its last session are lost, and a rollback continues without them.
     GiveUp,
     /// It stands on another snapshot.
     RolledBack {
@@ -381,7 +381,7 @@ mod tests {
         ");
     }
 
-    /// No change loses a session that may have written something, but those that say so.
+    /// Only the changes that are marked so drop a session that may have written something.
     #[test]
     fn an_open_session_is_never_dropped_by_the_way() {
         for (name, before) in states() {

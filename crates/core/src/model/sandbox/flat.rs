@@ -12,9 +12,9 @@
 //! | `failed` | maybe | maybe | with a session | maybe | no, `boot`, `seal` | no |
 //! | `deleted` | maybe | maybe | with a session | maybe: it was `failed` | `erase` | maybe |
 //!
-//! The open session is all of `open_*`, `unsealed`, `captured`, `mounted` and `uids`, and is there when
-//! `open_layer` is. `uids` are absent when a start failed for want of them and its machine could not be
-//! ended.
+//! The open session is all of `open_*`, `unsealed`, `captured`, `mounted` and `uids`, and exists
+//! when `open_layer` does. `uids` are absent when a start failed for want of them and its machine
+//! could not be ended.
 //!
 //! Earlier daemons did not clear every field that had lost its meaning. These are dropped: `open_image`
 //! without an open session; `decision` without a session or an `ending` it is about; `guarded` of a

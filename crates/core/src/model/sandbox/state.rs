@@ -18,7 +18,7 @@ pub enum SandboxState {
     Stopping {
         /// Absent when a failed start left nothing to seal.
         session: Option<OpenSession>,
-        /// How the session is to end, so that a daemon that comes back ends it the same way.
+        /// How the session is to end, so that a restarted daemon ends it the same way.
         ending: Ending,
         /// What had gone wrong before, if it was `failed`.
         failure: Breakdown,
@@ -45,9 +45,9 @@ pub struct OpenSession {
     /// The layer that it writes to.
     pub layer: LayerId,
     /// What that layer stands on, topmost first. Kept apart from [`Sandbox::current`], which a
-    /// checkpoint moves while the session goes on.
+    /// checkpoint moves while the session continues.
     pub chain: Vec<LayerId>,
-    /// The layer right under the open one, while it is being sealed under a session that goes on.
+    /// The layer right under the open one, while it is being sealed under a session that continues.
     pub unsealed: Option<LayerId>,
     /// The memory image that it was started from, or whose disks it was booted on, topmost first.
     pub memory: Vec<MemoryId>,
@@ -119,7 +119,7 @@ pub struct Deletion {
     pub on_delete: OnDelete,
     /// Whether it goes even if what it wrote to drives is lost with it.
     pub forced: bool,
-    /// Whether it is deleted because it expired, and nobody asked for it.
+    /// Whether it is deleted because it expired, without a request.
     pub expired: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The shapes in which the value of a secret turns up when it is not printed as it is.
+//! The forms in which the value of a secret appears when it is not printed as it is.
 
 use base64::Engine as _;
 use base64::alphabet::{STANDARD, URL_SAFE};
@@ -7,8 +7,8 @@ use base64::engine::general_purpose::NO_PAD;
 use zeroize::Zeroizing;
 
 /// A value and the shapes it is searched for in, each once: as it is, with the line ends of a terminal, in
-/// JSON, percent-encoded, and in base64 wherever it begins in the text that was encoded. Shapes that say
-/// too little to be told from other text are left out.
+/// JSON, percent-encoded, and in base64 wherever it begins in the text that was encoded. Shapes
+/// that are too short to be distinguished from other text are left out.
 #[must_use]
 pub fn secret_forms(value: &str) -> Vec<Zeroizing<Vec<u8>>> {
     let mut forms: Vec<Zeroizing<Vec<u8>>> = Vec::new();

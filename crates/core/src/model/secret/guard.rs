@@ -1,7 +1,7 @@
 //! What must not enter a snapshot unseen: the guard's policy, its findings, and what somebody decided.
 //!
-//! `docs/SECRETS.md` tells what each means. A finding never holds a secret's value: paths that contain
-//! one are masked before they get here.
+//! `docs/SECRETS.md` describes each. A finding never holds a secret's value: paths that contain one
+//! are masked before they get here.
 
 use serde::{Deserialize, Serialize};
 
@@ -85,7 +85,7 @@ pub struct Decision {
     pub redact: bool,
     /// What the session wrote is given up.
     pub discard: bool,
-    /// Large files and junk that are wanted, as globs.
+    /// Large files and junk to keep, as globs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub promote: Vec<String>,
     /// Files that do not enter the snapshot, as globs.
@@ -103,7 +103,7 @@ impl Decision {
         *self == Self::default()
     }
 
-    /// Checks that it makes sense.
+    /// Validates it.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Secrets, and how sandboxes and commands come to use them. `docs/SECRETS.md` tells what each way means.
+//! Secrets, and how sandboxes and commands come to use them. `docs/SECRETS.md` describes each way.
 
 pub(super) mod forms;
 pub(super) mod guard;

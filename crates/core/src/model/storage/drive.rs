@@ -1,5 +1,5 @@
-//! Drives: volumes that outlive sandboxes, and how they are mounted. `docs/formats/drive.md` tells
-//! their life.
+//! Drives: volumes that outlive sandboxes, and how they are mounted. `docs/formats/drive.md`
+//! describes their lifecycle.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{BadConfig, DriveId, LayerId, Name, SandboxId, SessionId, Size, Timestamp};
 
-/// What a drive may hold unless told otherwise.
+/// How much a drive may hold by default.
 pub const DRIVE_SIZE: Size = Size(1 << 40);
 
 /// How many drives a sandbox can mount.

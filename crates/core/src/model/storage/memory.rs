@@ -1,6 +1,7 @@
 //! Memory images on record.
 //!
-//! `docs/formats/memory.md` tells what lies beside these records, `docs/MICROVM.md` how images come about.
+//! `docs/formats/memory.md` describes what lies beside these records, `docs/MICROVM.md` how images
+//! come about.
 
 use std::collections::BTreeMap;
 

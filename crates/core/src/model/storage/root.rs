@@ -66,8 +66,8 @@ pub struct RootFs {
 }
 
 impl RootFs {
-    /// Where a driver whose machines have disks keeps this root's. As long as it is there, the disk is the truth about what
-    /// was written, and `upper` is not: see `docs/MICROVM.md`.
+    /// Where a driver whose machines have disks keeps this root's. As long as it exists, the disk
+    /// holds what was written, and `upper` does not: see `docs/MICROVM.md`.
     #[must_use]
     pub fn disk_dir(&self) -> PathBuf {
         self.writable_dir.join("disk")

@@ -54,7 +54,7 @@ pub struct Snapshot {
     pub identity_of: Option<SandboxId>,
     /// When it was made.
     pub created_at: Timestamp,
-    /// Who wanted it.
+    /// What caused it.
     #[serde(default)]
     pub method: Method,
     /// When a session, a fork or a new sandbox last started from it.
@@ -63,7 +63,7 @@ pub struct Snapshot {
     /// How long after its last use it goes away, unless it is some sandbox's current one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_after: Option<Span>,
-    /// Whether whoever asked for it decided that; retention then decides nothing about its expiry.
+    /// Whether the request for it set the expiry; retention then does not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub expiry_given: bool,
     /// How long instead, while it is one of the newest that retention keeps.
@@ -130,14 +130,14 @@ pub enum SnapshotKind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// Nobody did: it was taken at the end of a session.
+    /// Taken at the end of a session, without a request.
     #[default]
     Automatic,
     /// Somebody asked for it.
     Manual,
 }
 
-/// How long a snapshot is kept, as whoever asked for it said.
+/// How long a snapshot is kept, as its maker asked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expiry {

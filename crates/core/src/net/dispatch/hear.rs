@@ -1,4 +1,4 @@
-//! Listening to the first bytes of a connection, to find out what it is.
+//! Reads the first bytes of a connection, to find out what it is.
 
 use std::io;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::GuestStream;
 use crate::net::log::OpenFlow;
 use crate::net::sniff::{self, Sniffed};
 
-/// How long a connection may take to tell its name.
+/// How long a connection may take to send its name.
 const TELL_WITHIN: Duration = Duration::from_secs(10);
 
-/// What was heard of a connection.
+/// What was read from a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Bytes(Sniffed),
@@ -24,11 +24,12 @@ pub(super) enum Heard {
     Stalled,
     /// All of it, which is nothing: it may still listen.
     Nothing,
-    /// It broke off before it said anything.
+    /// It broke off before it sent anything.
     Gone,
 }
 
-/// Reads until the bytes so far tell what they are. With `quiet`, waits no longer than that for the first of them.
+/// Reads until the bytes so far show what they are. With `quiet`, waits no longer than that for the
+/// first of them.
 pub(super) async fn hear<G: GuestStream>(
     guest: &mut G,
     first: &mut Vec<u8>,
@@ -57,8 +58,8 @@ pub(super) async fn hear<G: GuestStream>(
     }
 }
 
-/// As [`hear`], of a connection that was dialled: what the server says meanwhile is forwarded. `None` if there is nothing
-/// to wait for, because one of them will say no more.
+/// As [`hear`], for a connection that was dialled: what the server sends meanwhile is forwarded.
+/// `None` if there is nothing to wait for, because one of them will send no more.
 pub(super) async fn hear_both<G: GuestStream>(
     guest: &mut G,
     outside: &mut TcpStream,

@@ -1,8 +1,9 @@
 //! Connections that wait until somebody has approved the first contact with their host.
 //!
-//! A name stands for a host where the name server gave out the connection's address for it, or nobody can tell it apart
-//! from a name that a program made up: then the address is the host, too. A connection of plain HTTP is opened while
-//! contacts are held, because its next request may be for another host; one that hides its host has the address for one.
+//! A name stands for a host where the name server gave out the connection's address for it, or it
+//! cannot be distinguished from a name that a program made up: then the address is the host, too. A
+//! connection of plain HTTP is opened while contacts are held, because its next request may be for
+//! another host; one that hides its host has the address for one.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -16,14 +17,14 @@ use crate::net::gate::Contact;
 use crate::net::sniff;
 use crate::net::special_addresses::Destination;
 
-/// How many connections and requests of a session are held at the most.
+/// How many connections and requests of a session are held at most.
 pub(in crate::net) const MOST_HELD: usize = 128;
 /// How long a program may take to read why it was refused.
 const READ_WITHIN: Duration = Duration::from_secs(2);
 
 const TOO_MANY: &str = "too many connections of this sandbox wait for an approval";
 
-/// Why a connection does not go on.
+/// Why a connection may not continue.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) name: Option<String>,
@@ -59,7 +60,7 @@ impl Dispatcher {
         }
     }
 
-    /// Holds a connection whose host nobody approved yet. What the rules refuse is left to them.
+    /// Holds a connection whose host is not approved yet. What the rules refuse is left to them.
     pub(super) async fn meet_host<G: GuestStream>(
         &self,
         guest: &mut G,
@@ -96,7 +97,7 @@ impl Dispatcher {
             return Ok(());
         }
         let refused = |why: String| Held { name: Some(name.clone()), why };
-        // A name that nobody approved is not looked up either.
+        // A name that is not approved is not looked up either.
         self.hold(guest, first, name, port).await.map_err(refused)?;
         if !self.names.gave(ip, name).await {
             self.hold(guest, first, &ip.to_string(), port).await.map_err(refused)?;
@@ -141,7 +142,7 @@ impl Dispatcher {
         }
     }
 
-    /// Ends a connection that may not go on. A program that speaks HTTP is told why.
+    /// Ends a connection that may not continue. A program that speaks HTTP gets the reason.
     pub(super) async fn end_held<G: GuestStream>(
         &self,
         mut guest: G,
@@ -169,7 +170,8 @@ impl Dispatcher {
         let _ = timeout(READ_WITHIN, told).await;
     }
 
-    /// Refuses datagrams to a host that nobody approved yet, and has somebody asked: they cannot be held. Says whether it did.
+    /// Refuses datagrams to a host that is not approved yet, and asks for an approval: they cannot
+    /// be held. Returns whether it did.
     pub(super) fn refuses_datagrams(&self, protocol: Protocol, to: SocketAddr) -> bool {
         let waits = "it waits for an approval; datagrams are not held";
         if let Some(name) = self.names.stand_in(to.ip()) {
@@ -213,7 +215,7 @@ impl Dispatcher {
     }
 }
 
-/// Whether a connection may carry HTTP in the clear and does not tell for which host.
+/// Whether a connection may carry HTTP in the clear and does not name its host.
 fn hides_hosts(heard: &Heard, first: &[u8]) -> bool {
     match heard {
         Heard::Bytes(Sniffed::Http(None) | Sniffed::Http2) => true,

@@ -11,9 +11,9 @@
 //!                                      └─may not──────────────────────> reset, on record
 //! ```
 //!
-//! A connection that may go on without a name, and says nothing for a moment, is dialled: in some protocols the server speaks
-//! first. The sandbox's first bytes are looked at all the same, whenever they come: waiting is no way around a rule, and
-//! servers of HTTP/2 greet without being asked.
+//! A connection that may continue without a name, and sends nothing for a moment, is dialled: in
+//! some protocols the server speaks first. The sandbox's first bytes are inspected all the same,
+//! whenever they come: waiting is no way around a rule, and servers of HTTP/2 greet first.
 //!
 //! Every decision to let something through is taken, and the [`OpenFlow`] that stands for it listed, while the rules
 //! cannot change ([`ActiveRules::during`]). So a change of rules finds everything that the old ones let through, judges it again, and
@@ -78,7 +78,7 @@ impl fmt::Debug for Dispatcher {
 /// What something was let through for. `names` are those that its address had been given out for.
 #[derive(Debug, Clone)]
 enum Basis {
-    /// A connection that nobody looked at.
+    /// A connection that was not inspected.
     Unseen {
         to: Destination,
         names: Vec<String>,
@@ -89,8 +89,8 @@ enum Basis {
         names: Vec<String>,
         kind: UnnamedKind,
     },
-    /// A connection that told its name; `given` if its address was given out for it, `opened` if its requests are
-    /// judged.
+    /// A connection with a name; `given` if its address was given out for it, `opened` if its
+    /// requests are judged.
     Named {
         to: Destination,
         name: String,
@@ -108,7 +108,7 @@ enum Basis {
 /// What a connection without a name is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UnnamedKind {
-    /// The sandbox has not said anything; when it does, that is looked at.
+    /// The sandbox has not sent anything; when it does, that is inspected.
     Silent,
     /// Neither TLS nor HTTP.
     Other,
@@ -191,7 +191,7 @@ impl Dispatcher {
         self.log.open().iter().map(|open| open.record()).collect()
     }
 
-    /// Tells what is counted and not told yet.
+    /// Writes the counts that are not logged yet.
     pub(super) fn finish(&self) {
         self.refusals.flush();
         self.log.flush();
@@ -269,7 +269,7 @@ impl Dispatcher {
         }
     }
 
-    /// Carries a connection whose sandbox says nothing: the server may.
+    /// Carries a connection whose sandbox sends nothing: the server may.
     async fn meet<G: GuestStream>(
         self: Arc<Self>,
         mut guest: G,
@@ -311,7 +311,8 @@ impl Dispatcher {
         }
     }
 
-    /// Decides about a connection by what was heard of it. `open` is there if it was already let through.
+    /// Decides about a connection by what was read from it. `open` is set if it was already let
+    /// through.
     async fn decide(
         &self,
         to: Destination,
@@ -452,7 +453,7 @@ async fn relay<G: GuestStream>(
     }
 }
 
-/// What a connection is that told no name.
+/// The kind of a connection that has no name.
 fn kind_of(heard: &Heard) -> UnnamedKind {
     match heard {
         Heard::Nothing | Heard::Silence => UnnamedKind::Silent,
@@ -461,7 +462,8 @@ fn kind_of(heard: &Heard) -> UnnamedKind {
     }
 }
 
-/// Whether rules let a connection through that told its name: the rule, and whether its requests are judged.
+/// Whether rules let a connection through that has a name: the rule, and whether its requests are
+/// judged.
 fn fits_named(
     rules: &Rules,
     to: Destination,

@@ -87,7 +87,7 @@ impl World {
         timeout(Duration::from_secs(5), self.server.accept()).await.expect("nobody came").unwrap().0
     }
 
-    /// Says something from inside, and has the server hear it and the sandbox its answer.
+    /// Sends a line from inside; checks that the server gets it and the sandbox gets the answer.
     async fn passes(&self, first: &[u8]) -> (DuplexStream, TcpStream) {
         let mut guest = self.connect();
         guest.write_all(first).await.unwrap();
@@ -158,7 +158,7 @@ async fn an_address_is_reachable_for_the_name_that_allows_it_alone() {
 #[tokio::test]
 async fn a_port_in_the_rule_lets_protocols_without_names_through() {
     let world = world(BY_NAME).await;
-    // Nobody asked for the name yet: the address was not given out for it.
+    // The name was not looked up yet: the address was not given out for it.
     world.refused(b"SSH-2.0-test\r\n").await;
     assert!(world.dispatcher.names.gave(world.to.ip(), "git.test").await);
     drop(world.passes(b"SSH-2.0-test\r\n").await);
@@ -276,7 +276,7 @@ async fn a_change_of_policy_asks_what_was_asked_before() {
     other.write_all(b"still").await.unwrap();
     third.read_exact(&mut [0; 5]).await.unwrap();
 
-    // Nobody looked at it.
+    // It was not inspected.
     world.set(r#"{"mode": "allow-all"}"#);
     let OpenDecision::Dial(_, unseen) = world.dispatcher.open(world.to) else {
         panic!("it is not dialled")
@@ -296,7 +296,7 @@ async fn waiting_is_no_way_around_a_rule() {
     assert_eq!(server.read(&mut [0; 16]).await.unwrap_or(0), 0, "the server heard it");
     let denied = world.notes.wait_for(Verdict::Denied).await;
     assert_eq!(denied.name.as_deref(), Some("b.test"));
-    // And one that may go on, goes on with the name it told.
+    // And one that may continue does so with its name.
     let mut guest = world.connect();
     let mut server = world.accept().await;
     guest.write_all(&hello("a.test")).await.unwrap();
@@ -370,7 +370,7 @@ async fn allow_all_looks_at_everything_where_requests_are_judged() {
     // Nothing is known to lead to a name that is judged, but its address may be written down somewhere.
     drop(world.passes(&hello("127.0.0.1")).await);
     assert!(world.dispatcher.names.gave(world.to.ip(), "a.test").await);
-    // Others pass all the same, and so does what tells no name and is no HTTP.
+    // Others pass all the same, and so does a connection that has no name and is no HTTP.
     drop(world.passes(&hello("b.test")).await);
     drop(world.passes(b"SSH-2.0-test\r\n").await);
     world.refused(&hello("127.0.0.1")).await;
@@ -431,7 +431,7 @@ async fn a_flood_of_refusals_does_not_fill_the_journal() {
 }
 
 mod held {
-    //! Connections whose host nobody approved yet.
+    //! Connections whose host is not approved yet.
 
     use super::*;
     use crate::net::testing::TestGate;
@@ -538,7 +538,7 @@ mod held {
         gate.answer("100.97.0.1", Ok(()));
         let mut server = world.accept().await;
         heard(&mut server, b"SSH-2.0-test\r\n").await;
-        // It counts as if it had been said at once.
+        // It counts as if it had been sent at once.
         let (gate, world) = gated(OPEN).await;
         let mut guest = world.connect();
         gate.is_asked("100.97.0.1").await;

@@ -2,16 +2,16 @@
 //!
 //! - A name that no rule allows does not exist, and neither does any under `deny-all`. The answer says so in an
 //!   extended error where the asker understands those.
-//! - The *asked* name is what must be allowed, and what the addresses in the answer are pinned to; where aliases lead is the
-//!   business of whoever owns the name.
+//! - The *asked* name is what must be allowed, and what the addresses in the answer are pinned to;
+//!   where aliases lead is up to the owner of the name.
 //! - Addresses that lead inside are taken out of answers, and never more than [`ADDRESSES`] are given out.
-//! - `HTTPS` and `SVCB` are answered as if there were none: they carry keys that would hide the server's name from whoever
-//!   must check it, and addresses of their own. Clients do without.
+//! - `HTTPS` and `SVCB` are answered as if there were none: they carry keys that would hide the
+//!   server's name from the check, and addresses of their own. Clients do without.
 //! - Other types are forwarded for names that are allowed.
 //!
 //! Upstream is `hickory-resolver`, with its cache, its repeats and its TCP. Nothing that comes from either side is
-//! trusted to be well formed, small or fast: lookups have a deadline, so many are under way at the most, and whoever asks for
-//! more at once is not heard.
+//! trusted to be well formed, small or fast: lookups have a deadline, their number at a time is
+//! bounded, and more questions than that are ignored.
 
 mod pins;
 mod stand_ins;
@@ -41,16 +41,16 @@ use super::special_addresses::Destination;
 use super::upstream::Upstream;
 use crate::model::Protocol;
 
-/// How many addresses an answer holds at the most.
+/// The largest number of addresses in an answer.
 const ADDRESSES: usize = 64;
 
 /// How long a chain of aliases may be.
 const ALIASES: usize = 16;
 
-/// How many other records an answer holds at the most.
+/// The largest number of other records in an answer.
 const RECORDS: usize = 256;
 
-/// How long a sandbox is told to remember an answer, at the most: much shorter than it is pinned.
+/// The longest time to live in an answer to a sandbox: much shorter than the answer is pinned.
 const REMEMBERED: u32 = 300;
 
 /// How long what is answered here is remembered.
@@ -95,7 +95,7 @@ pub(super) struct NameServer {
     under_way: Semaphore,
 }
 
-/// What is known of a question when it is to be answered.
+/// What is known of a question when it is answered.
 struct Question {
     query: Query,
     name: String,
@@ -156,7 +156,7 @@ impl NameServer {
         found
     }
 
-    /// The name that an address stands for while nobody has approved its host.
+    /// The name that an address stands for while its host is not approved.
     pub(super) fn stand_in(&self, ip: IpAddr) -> Option<String> {
         self.stand_ins.lock().name(ip)
     }
@@ -234,7 +234,7 @@ impl NameServer {
         }
     }
 
-    /// Answers for a host that nobody has approved yet, and asks nobody outside.
+    /// Answers for a host that is not approved yet, without a query outside.
     fn stand_for(&self, asked: &Question) -> DnsReply {
         match asked.kind {
             RecordType::A => {
@@ -383,7 +383,7 @@ fn asked(message: &Message) -> Result<Question, ResponseCode> {
     if query.query_class() != DNSClass::IN {
         return Err(ResponseCode::Refused);
     }
-    // Labels may hold any byte, dots included; no name that has such is anybody's.
+    // Labels may hold any byte, dots included; no real name has such.
     let labels: Vec<&[u8]> = query.name().iter().collect();
     if labels.iter().any(|label| label.contains(&b'.')) {
         return Err(ResponseCode::NXDomain);
@@ -428,7 +428,7 @@ fn fixed(asked: &Question, ips: &[IpAddr]) -> DnsReply {
     reply
 }
 
-/// What is said to bytes that are no message: whoever sent them is told so, if it can be told who.
+/// The answer to bytes that are no message: an error, if they are enough to address one.
 fn malformed(question: &[u8]) -> Option<Vec<u8>> {
     let &[high, low, flags, ..] = question else { return None };
     let is_answer = flags & 0x80 != 0;

@@ -1,7 +1,8 @@
 //! Remembers for which names an address was returned.
 //!
-//! A pin outlives by far the time a sandbox was told to remember the answer, because programs remember longer than they are
-//! told; and it is renewed whenever it is used. There are so many at the most, and the ones that end first make room.
+//! A pin outlives by far the time to live of the answer, because programs remember longer than
+//! that; and it is renewed whenever it is used. Their number is bounded, and the ones that end
+//! first make room.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

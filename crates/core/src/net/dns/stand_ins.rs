@@ -1,7 +1,8 @@
-//! Addresses that are given out in the place of a host's own, while nobody has approved the first contact with it.
+//! Stand-in addresses: given out instead of a host's own while the first contact with it is not
+//! approved.
 //!
-//! Nothing outside hears of a name before that: not even its name server. A connection to a stand-in is held, and goes to
-//! the host once it may.
+//! Nothing outside learns a name before that: not even its name server. A connection to a stand-in
+//! is held, and goes to the host once it may.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
@@ -31,7 +32,7 @@ impl StandIns {
         {
             self.by_address.remove(&address);
         }
-        // In the half of the sandboxes' own network that nobody has.
+        // In the unused half of the sandboxes' own network.
         let [high, low] = (0x8000 | self.next).to_be_bytes();
         let address = Ipv4Addr::new(100, 96, high, low);
         self.next = (self.next + 1) % ADDRESSES;

@@ -81,7 +81,7 @@ async fn an_allowed_name_is_answered_and_pinned_under_the_asked_name() {
             RecordType::A => vec![
                 ("www.a.example.", 9000, RData::CNAME(CNAME("cdn.far.test.".parse().unwrap()))),
                 ("cdn.far.test.", 9000, a("198.51.100.1")),
-                // What nobody asked for.
+                // Records that were not asked for.
                 ("other.test.", 9000, a("198.51.100.66")),
             ],
             RecordType::AAAA => vec![("www.a.example.", 5, a("2001:db8::1"))],
@@ -128,7 +128,7 @@ async fn a_refused_name_does_not_exist_and_nobody_is_asked() {
     }
     assert_eq!(world.addresses("localhost.", RecordType::A).await, ["127.0.0.1"]);
     assert!(server.asked.lock().unwrap().is_empty());
-    // Repeats are told once, and their number once more.
+    // Repeats are reported once, and their number once more.
     let told = ["Denied evil.example no rule allows it", "Denied a.example deny-all"];
     assert_eq!(world.notes.lines(), told);
     tokio::time::sleep(Duration::from_millis(1200)).await;

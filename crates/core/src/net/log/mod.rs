@@ -207,7 +207,7 @@ impl OpenFlow {
         state.info.rule = rule;
     }
 
-    /// Tells that the value of a secret went out.
+    /// Records that the value of a secret went out.
     pub(super) fn secret_used(&self, secret: &str, host: &str) {
         self.log.journal.secret_used(secret, host);
     }

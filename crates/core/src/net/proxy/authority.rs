@@ -1,9 +1,10 @@
 //! The certificate authority of one sandbox.
 //!
 //! It signs what the daemon shows a sandbox instead of the certificates of domains whose requests are looked at.
-//! Each sandbox has its own, trusted inside that sandbox alone: a key that leaks opens nobody else's connections, and the
-//! key itself never enters a sandbox. Leaf certificates last a month, share one key that lives as long as this value, and are made when a name is first
-//! asked for.
+//! Each sandbox has its own, trusted inside that sandbox alone: a leaked key opens no other
+//! sandbox's connections, and the key itself never enters a sandbox. Leaf certificates last a
+//! month, share one key that lives as long as this value, and are made when a name is first asked
+//! for.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -34,7 +35,8 @@ const KEPT: usize = 256;
 const PLACES: usize = 512;
 /// How many connections outward they have together.
 const OUTWARD: usize = 256;
-/// How many bodies of one sandbox are read whole at the same time. Others go without their length told.
+/// How many bodies of one sandbox are read whole at the same time. Others are sent without a
+/// length.
 const READ_WHOLE: usize = 16;
 /// How long a common name may be.
 const LONGEST_NAME: usize = 64;
@@ -78,7 +80,7 @@ pub enum BadAuthority {
 }
 
 impl Authority {
-    /// Makes one. `sandbox` is told in its name, for people who look at it.
+    /// Makes one. Its name includes `sandbox`, for people who look at it.
     ///
     /// # Errors
     ///
@@ -97,7 +99,7 @@ impl Authority {
     ///
     /// # Errors
     ///
-    /// When these are not what [`to_pem`](Self::to_pem) told.
+    /// When these are not what [`to_pem`](Self::to_pem) returned.
     pub fn from_pem(certificate: &str, key: &str) -> Result<Self, BadAuthority> {
         let der = CertificateDer::from_pem_slice(certificate.as_bytes())
             .map_err(|_| BadAuthority::Damaged("no certificate"))?;
@@ -156,7 +158,7 @@ impl Authority {
             leaf.used = now;
             return Ok(Arc::clone(&leaf.config));
         }
-        // Made without the lock: two who ask at once make it twice, and nobody waits.
+        // Made without the lock: two concurrent callers make it twice, and none waits.
         let config = self.make(name)?;
         let mut leaves = self.leaves();
         if leaves.len() >= KEPT

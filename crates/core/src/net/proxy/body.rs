@@ -18,7 +18,7 @@ use super::upstream_connection::{Body, Broken};
 pub(super) struct ReplacedBody {
     inner: Body,
     stream: StreamReplacer,
-    /// What is told when a text is found, and what finds it.
+    /// The name to report when a text is found, and what finds it.
     watched: Vec<(String, StreamReplacer)>,
     record: Option<Arc<RequestRecord>>,
     trailers: Option<HeaderMap>,

@@ -21,7 +21,8 @@ fn unfit(status: StatusCode, why: impl Into<String>) -> BadHead {
 
 /// Makes sure that a request is for the host that the connection was opened for, and can be read in one way only.
 pub(super) fn check(parts: &Parts, name: &str, port: u16) -> Result<(), BadHead> {
-    // The one would carry what cannot be judged, the other tells a sender what was set on the way.
+    // The one would carry what cannot be judged, the other shows a sender the headers that were set
+    // on the way.
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         let why = format!("{} is not passed on", parts.method);
         return Err(unfit(StatusCode::METHOD_NOT_ALLOWED, why));
@@ -69,7 +70,7 @@ pub(super) fn strip_request(parts: &mut Parts) {
         && parts.headers.get(TE).is_some_and(|te| te == "trailers");
     strip(&mut parts.headers);
     parts.headers.remove(HOST);
-    // Our side asks for the body when it is wanted.
+    // Our side asks for the body when it needs it.
     parts.headers.remove(EXPECT);
     if parts.version == Version::HTTP_2 {
         join_cookies(&mut parts.headers);
@@ -169,7 +170,7 @@ impl Target {
         })
     }
 
-    /// As a client dials it; the port is told only if it is not the usual one.
+    /// As a client dials it; with the port only if it is not the usual one.
     pub(super) fn uri(&self) -> Option<Uri> {
         let usual = if self.secure { 443 } else { 80 };
         let authority = match self.port {
@@ -184,7 +185,8 @@ impl Target {
             .ok()
     }
 
-    /// Tells whoever a request is forwarded to where it was going; what the sandbox says about that is dropped.
+    /// Adds where a request was going to the headers for the forwarding target; drops what the
+    /// sandbox claims about that.
     pub(super) fn tell(&self, headers: &mut HeaderMap, prefix: Option<&str>) {
         let (prefix, scheme) = match prefix {
             Some(prefix) => (prefix, "scheme"),

@@ -15,9 +15,10 @@
 //!   other host that the same server answers for.
 //! - The rules in force are asked. When they change, requests in flight that they now say something else about are cut, and the
 //!   connection ends after the others.
-//! - What goes on is written anew, in both directions: nothing that two readers could understand in two ways gets
-//!   through, and nothing that is meant for one hop.
-//! - Bodies stream. Nobody reads faster than the other side takes; what is kept of a body is bounded.
+//! - What is forwarded is written anew, in both directions: nothing that two readers could
+//!   understand in two ways gets through, and nothing that is meant for one hop.
+//! - Bodies stream. Each side is read only as fast as the other takes; what is kept of a body is
+//!   bounded.
 //! - Credentials are put in last, and taken out of the answer again.
 //!
 //! Whatever fails outside is an answer with 502 and a line in the journal; a certificate that does not prove the real
@@ -88,7 +89,7 @@ const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 512 << 10;
 /// How much of an answer is kept for a sandbox that does not read it.
 const LARGEST_UNREAD: usize = 128 << 10;
-/// How often an HTTP/2 connection is asked whether anybody is there.
+/// How often an HTTP/2 connection is checked for a live peer.
 const ASK_EVERY: Duration = Duration::from_secs(60);
 /// How an HTTP/2 connection begins.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2";
@@ -96,7 +97,7 @@ const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2";
 /// A connection whose requests are judged one by one.
 #[derive(Debug)]
 pub(super) struct Intercept {
-    /// The name it told: in lower case, without a final dot.
+    /// The name that it gave: in lower case, without a final dot.
     pub(super) name: String,
     /// Where it goes; refused places never come here.
     pub(super) to: Destination,
@@ -168,7 +169,7 @@ where
     rules.mark_unchanged();
     let tasks = ConnectionTasks::default();
     let proxy = Arc::new(ProxyConnection::new(intercept, is_http2, patience, &tasks));
-    // They hold the proxy, and the proxy holds them: somebody has to let go first.
+    // They hold the proxy, and the proxy holds them: the cycle must be broken.
     let _ends = (tasks.abort_on_drop(), proxy.tunnels.abort_on_drop());
     let builder = builder(&tasks, is_http2, patience);
     let service = {

@@ -1,12 +1,13 @@
 //! Replaces texts in a stream of bytes that arrives in chunks.
 //!
 //! Placeholders become values on the way out, values become placeholders again on the way in. A text may be split anywhere between two
-//! pieces; what could be its beginning is held back until the next piece tells. What is held back is always a beginning of
-//! the text itself, so that a count is all there is to keep.
+//! pieces; what could be its beginning is held back until the next piece decides it. What is held
+//! back is always a beginning of the text itself, so that a count is all there is to keep.
 //!
-//! Somebody may wait for what is held back when nothing follows it: a call whose last byte happens to begin a value. So a few
-//! bytes may be let go ([`StreamReplacer::release`]); they are remembered, and if the rest follows it is covered. Whatever the
-//! pauses, no more than these few first bytes of a value get through.
+//! The receiver may wait for what is held back when nothing follows it: a call whose last byte
+//! happens to begin a value. So a few bytes may be released ([`StreamReplacer::release`]); they are
+//! remembered, and if the rest follows it is covered. Whatever the pauses, no more than these few
+//! first bytes of a value get through.
 
 use std::fmt;
 use std::sync::Arc;
@@ -117,7 +118,7 @@ impl FromIterator<Pair> for Replacements {
 pub(super) struct StreamReplacer(Vec<Replacer>);
 
 impl StreamReplacer {
-    /// The next piece, and what of it can already be told. May be empty.
+    /// Takes the next piece, and returns what can be decided already. May be empty.
     pub(super) fn push(&mut self, piece: Bytes) -> Bytes {
         self.0.iter_mut().fold(piece, |piece, replacer| replacer.push(piece))
     }
@@ -144,7 +145,7 @@ impl StreamReplacer {
         self.0.iter().any(|replacer| replacer.released < replacer.matched && replacer.is_short())
     }
 
-    /// Lets go of beginnings that are held back, if they are so short that they tell next to nothing.
+    /// Releases held beginnings that are so short that they reveal next to nothing.
     pub(super) fn release(&mut self) -> Bytes {
         let mut rest = Bytes::new();
         for replacer in &mut self.0 {
@@ -171,12 +172,12 @@ struct Replacer {
     /// For each beginning of the text, how long a shorter beginning it ends with.
     shorter: Vec<usize>,
     matched: usize,
-    /// So many of the matched bytes were let go already.
+    /// How many of the matched bytes were released already.
     released: usize,
     hits: u64,
 }
 
-/// How many first bytes of a text may be let go, and of short texts only a part.
+/// How many first bytes of a text may be released, and of short texts only a part.
 const MOST_RELEASED: usize = 3;
 const PART_RELEASED: usize = 4;
 

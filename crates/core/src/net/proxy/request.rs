@@ -36,7 +36,7 @@ use super::upstream_connection::{
 use super::{Intercept, Timeouts};
 use crate::model::{Answer, Protocol};
 
-/// Up to this length a body whose length changes is read whole, so that its new length can be told.
+/// Up to this length a body whose length changes is read whole, so that its new length can be sent.
 const LARGEST_READ: u64 = 1 << 20;
 
 /// What the requests of one connection share.
@@ -58,8 +58,8 @@ pub(super) struct ProxyConnection {
     pub(super) flights: Arc<InFlightRequests>,
     /// Connections that speak something else than HTTP by now.
     pub(super) tunnels: ConnectionTasks,
-    /// What is taken out of answers: all that the hosts of its requests may have been told. Grows with the secrets there
-    /// are, not with the requests.
+    /// What is taken out of answers: all that the hosts of its requests may have been sent. Grows
+    /// with the number of secrets, not of requests.
     masks: Mutex<Replacements>,
 }
 
@@ -149,7 +149,8 @@ impl ProxyConnection {
         if upgrade {
             return Ok(&self.http1);
         }
-        // Without TLS nobody asks what the other side speaks: it is spoken to as we are.
+        // Without TLS there is no negotiation: the other side gets the version that the sandbox
+        // speaks.
         let is_http2 = if self.intercept.tls {
             *self.outside_is_http2.get_or_try_init(|| self.dialler.probe()).await?
         } else {
@@ -196,7 +197,7 @@ impl ProxyConnection {
             RequestAction::Answer(answer) => OwnedRequestAction::Answer(answer.clone()),
             RequestAction::Forward { url, prefix } => {
                 let target = Target::own(*tls, name, to.asked.port(), uri).forwarded(url);
-                // The bound has a word about what its own rule did not send there.
+                // The bound also decides about what its own rule did not send there.
                 if let Some(target) = target.filter(|_| !verdict.by_bound)
                     && let Some(uri) = target.uri()
                     && let Err(rule) =
@@ -261,7 +262,7 @@ pub(super) async fn handle(
         return Ok(answered(answer));
     }
     let flight = proxy.flights.begin(&parts, record, &judged.action);
-    // They may have changed before it was listed, and nobody would have looked at it again.
+    // They may have changed before it was listed, and it would not have been checked again.
     if !Arc::ptr_eq(&rules, &proxy.rules()) {
         proxy.judge_again();
     }
@@ -351,7 +352,7 @@ impl ProxyError {
     }
 }
 
-/// Where a request goes, and what it tells about where it was going.
+/// Where a request goes, and the headers about where it was going.
 fn aim(
     proxy: &ProxyConnection,
     action: &OwnedRequestAction,
@@ -460,8 +461,8 @@ async fn approved(
     Ok(())
 }
 
-/// What takes out of an answer all that its host may have been told: by this request or another one, on this connection or
-/// another one, with TLS or without.
+/// What takes out of an answer all that its host may have been sent: by this request or another
+/// one, on this connection or another one, with TLS or without.
 fn told(rules: &Rules, name: &str, host: &str) -> Replacements {
     let mut masks = Replacements::default();
     rules.brokered(host).for_each(|secret| masks.extend(&secrets::masks(secret)));
@@ -472,8 +473,9 @@ fn told(rules: &Rules, name: &str, host: &str) -> Replacements {
     masks
 }
 
-/// Whether credentials may go this way. TLS proves who is there. In the clear anybody could be: a sandbox may dial any
-/// address and call it by the name that is trusted. So the name server must have given out that address, and it must be near.
+/// Whether credentials may go this way. TLS proves the server's identity. In the clear it could be
+/// anybody: a sandbox may dial any address and call it by the name that is trusted. So the name
+/// server must have given out that address, and it must be near.
 async fn is_trusted(proxy: &ProxyConnection, action: &OwnedRequestAction, target: &Target) -> bool {
     let Intercept { tls, given, to, upstream, .. } = &proxy.intercept;
     let is_inside =
@@ -530,14 +532,14 @@ fn carry(
     masks.headers(&mut parts.headers);
     let mut body = body.map_err(Broken::from).boxed_unsync();
     if !masks.is_empty() {
-        // It is the server's own text, and nobody needs it.
+        // It is the server's own text, and is not needed.
         parts.extensions.remove::<ReasonPhrase>();
     }
     if !masks.is_empty() && !body.is_end_stream() {
         let unfit = if secrets::is_encoded(&parts.headers) {
             Some("compressed")
         } else {
-            // Nobody asked for a range: with a piece at a time a value would come through.
+            // No range was asked for: with a piece at a time a value would come through.
             (parts.status == StatusCode::PARTIAL_CONTENT).then_some("partial")
         };
         if let Some(what) = unfit {
@@ -555,7 +557,7 @@ fn carry(
         }
         body = ReplacedBody::new(body, &masks).impatient().boxed_unsync();
     }
-    // The sandbox's side tells its own version.
+    // The sandbox's side sends its own version.
     parts.version = hyper::Version::HTTP_11;
     Response::from_parts(parts, CountedBody::new(body, flight, masks).boxed_unsync())
 }

@@ -1,4 +1,4 @@
-//! Requests on record: those in flight, and how each is told in the journal.
+//! Requests on record: those in flight, and how each is written to the journal.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use super::super::log::OpenFlow;
 use super::request::OwnedRequestAction;
 
-/// How much of a path is told.
+/// How much of a path is logged.
 const LONGEST_PATH: usize = 200;
 
-/// How a request is told: `GET /v1/models`.
+/// How a request is logged: `GET /v1/models`.
 pub(super) fn line(method: &Method, uri: &Uri) -> String {
     let path = uri.path();
     let fits = path.char_indices().nth(LONGEST_PATH).map_or(path.len(), |(at, _)| at);
@@ -22,7 +22,7 @@ pub(super) fn line(method: &Method, uri: &Uri) -> String {
     format!("{method} {}{more}", &path[..fits])
 }
 
-/// One request, as the journal will tell it.
+/// One request, as it will be in the journal.
 #[derive(Debug)]
 pub(super) struct RequestRecord {
     pub(super) open: Arc<OpenFlow>,
@@ -57,7 +57,7 @@ impl RequestRecord {
         }
     }
 
-    /// Nobody answered.
+    /// The server did not answer.
     pub(super) fn failed(&self, why: &str) {
         let told = self.told.lock();
         self.open.failed(format!("{}: {why}", told.text()));
@@ -95,7 +95,7 @@ pub(super) struct SentRequest {
     pub(super) uri: Uri,
     pub(super) headers: HeaderMap,
     pub(super) open: Arc<OpenFlow>,
-    /// What became of it.
+    /// The action that was taken on it.
     pub(super) action: OwnedRequestAction,
 }
 

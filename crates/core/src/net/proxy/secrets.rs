@@ -37,7 +37,7 @@ const HIDDEN: u8 = b'*';
 pub(super) struct RequestSecrets {
     /// Those that the host may have.
     pub(super) given: Vec<Brokered>,
-    /// Those that it may not: their placeholders go on as they are.
+    /// Those that it may not: their placeholders are sent as they are.
     pub(super) withheld: Vec<Brokered>,
 }
 
@@ -221,7 +221,8 @@ pub(super) fn masks(secret: &Brokered) -> Replacements {
     let long = forms.iter().filter(|form| form.len() >= SHORTEST_MASKED);
     let mut masks: Replacements =
         long.filter_map(|form| Pair::new(form.as_bytes(), secret.placeholder.as_bytes())).collect();
-    // No placeholder has these forms: they are covered. Base64 is one, of what somebody else's `Basic` credentials were.
+    // No placeholder has these forms: they are covered. Base64 is one, from other `Basic`
+    // credentials.
     for form in secret_forms(value) {
         Pair::new(&form, &vec![HIDDEN; form.len()]).into_iter().for_each(|pair| masks.add(pair));
     }

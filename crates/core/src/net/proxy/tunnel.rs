@@ -1,9 +1,10 @@
 //! Upgraded connections (WebSockets and others) to hosts whose answers are masked.
 //!
 //! *WebSocket* messages are read frame by frame, since a value may be spread over the frames of one message, and are put into
-//! frames of our own: a message goes on as it comes, in pieces of any size. A message is to a WebSocket what a body is to a
-//! request: a value that is spread over several is not found. In texts values become placeholders, in other messages they are
-//! covered. Extensions were not offered to the server (they compress), so a frame that uses one ends the connection.
+//! frames of our own: a message is forwarded as it comes, in pieces of any size. A message is to a
+//! WebSocket what a body is to a request: a value that is spread over several is not found. In
+//! texts values become placeholders, in other messages they are covered. Extensions were not
+//! offered to the server (they compress), so a frame that uses one ends the connection.
 //!
 //! In *other protocols* values are covered in the stream of bytes.
 
@@ -41,13 +42,13 @@ where
 
 /// Takes values out of what comes in.
 trait TunnelMasker {
-    /// What came, and what of it may go on.
+    /// Takes bytes that came, and returns those that may be forwarded.
     fn push(&mut self, bytes: Bytes) -> io::Result<Bytes>;
 
     /// Whether something is held back that somebody may wait for.
     fn may_release(&self) -> bool;
 
-    /// What of it may go on.
+    /// Returns the part of it that may be forwarded.
     fn release(&mut self) -> Bytes;
 
     /// Nothing follows.
@@ -238,7 +239,8 @@ impl TunnelMasker for WebSocketMasker {
             }
             self.unread.advance(head.bytes);
             let payload = self.unread.split_to(length);
-            // It may come between two frames of a message, and goes on before what is left of that.
+            // It may come between two frames of a message, and is forwarded before what is left of
+            // that.
             self.part(&std::mem::take(&mut held), &mut out);
             let masked = self.others.whole(&payload);
             write_frame(&mut out, true, head.opcode, masked.as_ref().map_or(&payload[..], |m| m));
@@ -267,7 +269,7 @@ impl TunnelMasker for WebSocketMasker {
 }
 
 impl FrameHead {
-    /// Reads one, if all of it is there.
+    /// Reads one, if it is complete.
     fn read(bytes: &[u8]) -> io::Result<Option<Self>> {
         let [first, second, rest @ ..] = bytes else { return Ok(None) };
         // Reserved bits are for extensions, and what a server sends is not masked.
@@ -386,7 +388,7 @@ mod tests {
         let mut masker = masker();
         let sent = frame(true, TEXT, b"this is the-rea").freeze();
         assert_eq!(read(&masker.push(sent).unwrap()), [(TEXT, "this is the-rea".to_owned())]);
-        // In the middle of one a few bytes are let go, and the rest of a value is covered.
+        // In the middle of one a few bytes are released, and the rest of a value is covered.
         let mut out = masker.push(frame(false, TEXT, b"a th").freeze()).unwrap().to_vec();
         assert!(masker.may_release());
         out.extend_from_slice(&masker.release());

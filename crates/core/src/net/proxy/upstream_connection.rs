@@ -68,7 +68,7 @@ impl ConnectionTasks {
     }
 }
 
-/// Ends tasks when it is dropped, whoever still holds them.
+/// Ends tasks when it is dropped, even if others still hold them.
 pub(super) struct AbortOnDrop(ConnectionTasks);
 
 impl Drop for AbortOnDrop {
@@ -89,7 +89,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for ConnectionTasks {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HttpVersion {
     /// What the other side likes best; over plain connections, HTTP/1.1. Many requests at once may make as many
-    /// connections before the first has told that it takes them all.
+    /// connections before the first is known to take them all.
     Any,
     Http1,
     /// HTTP/2, over plain connections too.

@@ -1,4 +1,4 @@
-//! Finds the domain rules that speak of a name, without trying each.
+//! Finds the domain rules that match a name, without trying each.
 
 use std::collections::HashMap;
 

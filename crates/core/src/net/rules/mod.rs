@@ -71,7 +71,7 @@ pub struct Rules {
     brokered: Vec<Brokered>,
 }
 
-/// The rules that hold now. Whoever carries something for long asks again, or watches.
+/// The rules that hold now. Long-lived connections check them again, or watch.
 #[derive(Debug)]
 pub(super) struct ActiveRules(watch::Sender<Arc<Rules>>);
 
@@ -90,7 +90,7 @@ impl ActiveRules {
         act(&self.0.borrow())
     }
 
-    /// Tells of changes.
+    /// Returns a receiver of changes.
     pub(super) fn watch(&self) -> watch::Receiver<Arc<Rules>> {
         self.0.subscribe()
     }
@@ -101,7 +101,7 @@ impl ActiveRules {
     }
 }
 
-/// What is said of an address before any name is known.
+/// The decision about an address before any name is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ruling {
     /// Allowed, by this rule.
@@ -121,10 +121,10 @@ pub(super) enum NameSource {
     Http,
 }
 
-/// What is said of a connection whose name is known.
+/// The decision about a connection whose name is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Named {
-    /// It goes on as it is, by this rule.
+    /// It passes unchanged, by this rule.
     Pass(String),
     /// It is opened, and its requests are judged one by one.
     Open(String),
@@ -180,14 +180,14 @@ impl Rules {
         !self.brokered.is_empty() || self.sides().any(|side| !side.requests.is_empty())
     }
 
-    /// What is said of a connection to an address, before any of its bytes are read.
+    /// The decision about a connection to an address, before any of its bytes are read.
     pub(super) fn address(&self, to: Destination) -> Ruling {
         let mut all = None;
         for side in self.sides() {
             match side.address(to) {
                 Ruling::Deny(rule) => return Ruling::Deny(rule),
                 Ruling::ByName => all = Some(Ruling::ByName),
-                // The sandbox's own rule is the one that is told.
+                // The sandbox's own rule is the one that is reported.
                 Ruling::Allow(rule) => all = all.or(Some(Ruling::Allow(rule))),
             }
         }
@@ -200,8 +200,8 @@ impl Rules {
         self.opens()
     }
 
-    /// What is said of a connection that told its name. Whether the address was given out for that name is the
-    /// caller's to know.
+    /// The decision about a connection that has a name. The caller knows whether the address was
+    /// given out for that name.
     pub(super) fn named(&self, to: Destination, name: &str, source: NameSource) -> Named {
         let mut told = None;
         let mut open = self.intercepts(name);
@@ -219,8 +219,8 @@ impl Rules {
         if open { Named::Open(rule) } else { Named::Pass(rule) }
     }
 
-    /// What is said of a connection that tells no name, to an address that was given out for `names`: the rule, and
-    /// the name it speaks of.
+    /// The decision about a connection without a name, to an address that was given out for
+    /// `names`: the rule, and the name it applies to.
     pub(super) fn unnamed(
         &self,
         to: Destination,
@@ -246,7 +246,7 @@ impl Rules {
         Err(refused)
     }
 
-    /// What is said of datagrams or echo requests to an address that was given out for `names`.
+    /// The decision about datagrams or echo requests to an address that was given out for `names`.
     pub(super) fn datagrams(
         &self,
         protocol: Protocol,
@@ -318,9 +318,9 @@ impl Rules {
         }
     }
 
-    /// Whether a request that the sandbox's own rule forwards may go on as what it became: the bound's request rules
-    /// for where it goes must let it pass. What they leave to addresses is asked when those are known, by
-    /// [`Rules::forward`].
+    /// Whether a request that the sandbox's own rule forwards may be sent as what it became: the
+    /// bound's request rules for where it goes must let it pass. What they leave to addresses is
+    /// checked when those are known, by [`Rules::forward`].
     pub(super) fn forwarded(
         &self,
         host: &str,
@@ -337,8 +337,8 @@ impl Rules {
         }
     }
 
-    /// Whether a request may be forwarded to `host` at `to`: the sandbox's own rule said so, what remains is the
-    /// bound and whatever is denied.
+    /// Whether a request may be forwarded to `host` at `to`: the sandbox's own rule allows it, so
+    /// only the bound and the denied destinations are checked.
     pub(super) fn forward(&self, host: &str, to: Destination) -> Result<(), String> {
         // A rule that forwards to an address names it, and so opens it.
         let literal = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
@@ -365,7 +365,7 @@ const PRIVATE: &str = "a private network, and no rule opens it";
 #[derive(Debug)]
 struct PolicySide {
     mode: Mode,
-    /// What its rules are told with.
+    /// How its rules are named in reports.
     whose: &'static str,
     domains: DomainIndex,
     allow: Vec<AddressRule>,

@@ -1,4 +1,4 @@
-//! Request rules: which of them a request meets, and what becomes of it.
+//! Request rules: which of them a request matches, and the action that follows.
 //!
 //! A path can be written in many ways (`/%61dmin`, `/a/../admin`, `//admin`), and servers differ in which they take for
 //! the same. So a rule is held against the path as it was sent and in its plainest form: one that refuses needs
@@ -33,11 +33,11 @@ pub(in crate::net) enum RequestAction<'a> {
     Deny,
     /// Nowhere: it is answered with this.
     Answer(&'a Answer),
-    /// To another destination; its path and query are appended. [`Rules::forward`](super::Rules::forward) has a word
-    /// about the address.
+    /// To another destination; its path and query are appended.
+    /// [`Rules::forward`](super::Rules::forward) checks the address.
     Forward {
         url: &'a str,
-        /// How the headers begin that tell where it was meant to go.
+        /// The prefix of the headers with its original destination.
         prefix: Option<&'a str>,
     },
 }

@@ -180,7 +180,8 @@ fn names_are_judged_by_domain_and_port() {
     let to = destination("198.51.100.1:22");
     let said = rules.unnamed(to, &names(&["a.example", "git.example"]));
     assert_eq!(said, Ok(("domain git.example:22".to_owned(), Some("git.example".to_owned()))));
-    // Without a port in the rule, a name must be told; and an address of somebody else is not enough.
+    // Without a port in the rule, a connection needs a name; and an address of another name is not
+    // enough.
     assert!(rules.unnamed(to, &names(&["a.example"])).is_err());
     assert!(rules.unnamed(destination("198.51.100.1:80"), &names(&["git.example"])).is_err());
     assert!(rules.unnamed(destination("198.51.100.9:22"), &names(&["git.example"])).is_err());

@@ -1,18 +1,19 @@
 //! Reads the name off a connection's first bytes: a TLS server name, or an HTTP/1 host.
 //!
-//! Nothing is trusted and nothing is kept: [`look`] is given all bytes so far and says what they are, or that it takes
-//! more to tell. It looks at no more than [`MOST`] bytes; whatever has not told its name by then tells none.
+//! Nothing is trusted and nothing is kept: [`look`] is given all bytes so far and returns what they
+//! are, or that it needs more. It looks at no more than [`MOST`] bytes; a connection without a name
+//! in those has none.
 //!
 //! Servers read more than the standards allow: two spaces in a request line, HTTP/0.9, records of versions that never
-//! were. So what looks like TLS or HTTP to anybody is called that, without a name; [`Sniffed::Other`] is what no such
-//! server would answer.
+//! were. So what looks like TLS or HTTP to any server is called that, without a name;
+//! [`Sniffed::Other`] is what no such server would answer.
 
 use std::net::IpAddr;
 
 /// How many bytes are looked at.
 pub(super) const MOST: usize = 16 << 10;
 
-/// What first bytes tell.
+/// What first bytes show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Sniffed {
     /// Not yet enough: they may still become TLS or HTTP.
@@ -27,7 +28,7 @@ pub(super) enum Sniffed {
     Other,
 }
 
-/// What the first bytes of a connection tell.
+/// Returns what the first bytes of a connection show.
 pub(super) fn look(bytes: &[u8]) -> Sniffed {
     let told = match bytes.first() {
         None => Sniffed::More,
@@ -36,14 +37,15 @@ pub(super) fn look(bytes: &[u8]) -> Sniffed {
         Some(_) => http(bytes),
     };
     match told {
-        // Whoever says so much without a name has none.
+        // A client that sends this much without a name has none.
         Sniffed::More if bytes.len() >= MOST && bytes[0] == 22 => Sniffed::Tls(None),
         Sniffed::More if bytes.len() >= MOST => Sniffed::Http(None),
         told => told,
     }
 }
 
-/// What the first bytes of a connection tell when no more will come. A head may lack its end: some server answers it.
+/// Returns what the first bytes of a connection show when no more will come. A head may lack its
+/// end: some server answers it.
 pub(super) fn look_at_all(bytes: &[u8]) -> Sniffed {
     match look(bytes) {
         Sniffed::More if matches!(bytes.first(), Some(20..=23 | 0x80..)) => Sniffed::Tls(None),
@@ -79,7 +81,7 @@ impl<'a> Bytes<'a> {
         Some(self.take(width)?.iter().fold(0, |number, byte| number << 8 | usize::from(*byte)))
     }
 
-    /// A vector: its length, then so many bytes.
+    /// A vector: its length, then that many bytes.
     fn vector(&mut self, width: usize) -> Option<Bytes<'a>> {
         let length = self.number(width)?;
         self.take(length).map(Bytes)
@@ -92,7 +94,7 @@ fn tls(bytes: &[u8]) -> Sniffed {
     let mut handshake = Vec::new();
     let mut rest = bytes;
     loop {
-        // What is odd is told from its first bytes, not when the record is whole.
+        // An odd record is recognized from its first bytes, not when it is whole.
         let header = &rest[..rest.len().min(5)];
         let fits = |index: usize, fine: u8| header.get(index).is_none_or(|byte| *byte == fine);
         if !(fits(0, 22) && fits(1, 3)) {
@@ -201,8 +203,8 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// Whether some server would take this for a request: a word, then a path, a URL, or anything on a line that speaks of
-/// HTTP. `None` if it takes more to tell.
+/// Whether some server would take this for a request: a word, then a path, a URL, or anything on a
+/// line with "HTTP" in it. `None` if it takes more bytes to decide.
 fn is_request(bytes: &[u8]) -> Option<bool> {
     let word = bytes.iter().position(|byte| !is_word(*byte))?;
     let (method, rest) = bytes.split_at(word);
@@ -244,7 +246,7 @@ fn absolute(target: &[u8]) -> Option<String> {
     name(without_port(authority))
 }
 
-/// The host that the header lines tell, if they tell one; `None` when their end has not come.
+/// The host in the header lines, if they have one; `None` when their end has not come.
 fn host(mut rest: &[u8]) -> Option<Option<String>> {
     let mut hosts = Vec::new();
     loop {

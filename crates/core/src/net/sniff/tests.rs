@@ -88,7 +88,7 @@ fn a_host_is_read_off_a_request() {
         ("GET http://u@a.example:80 HTTP/1.0\r\n\r\n", http("a.example")),
         ("CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n", http("a.example")),
         ("get / HTTP/1.1\r\nHost: a.example\r\n\r\n", http("a.example")),
-        // Whoever says two things says neither.
+        // Contradicting names count as none.
         ("GET http://a.example/ HTTP/1.1\r\nHost: b.example\r\n\r\n", Sniffed::Http(None)),
         ("GET / HTTP/1.1\r\nHost: a.example\r\nHost: b.example\r\n\r\n", Sniffed::Http(None)),
         ("GET / HTTP/1.1\r\nX: y\r\n Host: a.example\r\n\r\n", Sniffed::Http(None)),

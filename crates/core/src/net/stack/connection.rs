@@ -5,14 +5,15 @@
 //!     └── nobody does, cut, given up inside ──> Over        └── reset, dead ──────────────────^
 //! ```
 //!
-//! Three things touch a connection, each under its lock and for a moment: the stack's task, with a packet; whoever
-//! carries it, with bytes; and its own [`TcpConnection::drive`], when a timer runs out. Whoever does, finishes its
-//! turn: moves the bytes that can be moved, sends what is to be sent, and says when to look again. So no packet
-//! waits for a task to be scheduled.
+//! Three things touch a connection, each under its lock and for a moment: the stack's task, with a
+//! packet; its owner, with bytes; and its own [`TcpConnection::drive`], when a timer runs out. Each
+//! of them finishes its turn: moves the bytes that can be moved, sends what is to be sent, and says
+//! when to look again. So no packet waits for a task to be scheduled.
 //!
-//! A connection whose owner let go of it *lingers*: what was written still goes to the sandbox, what comes from there is
-//! thrown away, up to a bound and only while there is progress. So an answer that was given before a request was
-//! read to its end arrives, and nobody can keep a connection that nobody wants.
+//! A connection whose owner dropped it *lingers*: what was written still goes to the sandbox, what
+//! comes from there is thrown away, up to a bound and only while there is progress. So an answer
+//! that was given before a request was read to its end arrives, and a sandbox cannot keep an
+//! abandoned connection.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,7 +31,7 @@ use super::relay::RelaySocket;
 use super::tcp::{ConnectionTable, SYN};
 use super::tcp_state::{TcpOptions, TcpStateMachine};
 
-/// How much of what nobody wants is thrown away before the connection is reset.
+/// How much unwanted data is discarded before the connection is reset.
 const DISCARD: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -76,7 +77,7 @@ struct Lingering {
 pub(super) struct TcpTimeouts {
     /// To open.
     pub(super) handshake: Duration,
-    /// To take what is left when its owner let go.
+    /// To send what is left after its owner dropped it.
     pub(super) linger: Duration,
 }
 
@@ -132,7 +133,7 @@ impl TcpConnection {
         self.turn(&mut inner, |machine, device| machine.receive(device, &syn));
     }
 
-    /// Says to the sandbox that there is nobody.
+    /// Answers the sandbox that nothing listens.
     pub(super) fn refuse(&self) {
         let mut inner = self.inner();
         if !inner.over
@@ -231,7 +232,7 @@ impl TcpConnection {
     /// One turn of the machine, and what follows from it.
     ///
     /// The machine is given what a hostile sandbox makes up. Should it ever panic over that, it costs the
-    /// sandbox this connection and nobody anything else.
+    /// sandbox this connection and nothing else.
     fn turn<R>(
         &self,
         inner: &mut Inner,
@@ -264,7 +265,7 @@ impl TcpConnection {
         if let Some(lane) = &mut inner.lane {
             lane.carry(machine);
         }
-        // What the sandbox said before the end can still be carried out.
+        // What the sandbox sent before the end can still be read.
         if inner.over {
             return;
         }
@@ -303,7 +304,7 @@ impl TcpConnection {
 
     fn next(&self, inner: &mut Inner) -> Option<Instant> {
         let machine = inner.machine.as_mut()?;
-        // What waits for room in the device is woken by that.
+        // A packet that waits for room in the device is woken when there is room.
         let timer = if machine.holds() { None } else { machine.next(&self.device) };
         let timer = timer.map(|time| self.device.at(time));
         let lingering = inner.lingering.as_ref().map(|lingering| lingering.until);

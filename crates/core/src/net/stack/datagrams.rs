@@ -66,7 +66,7 @@ struct DatagramFlow {
     /// When something last went either way, in milliseconds of the device's time.
     last: AtomicU64,
     ended: AtomicBool,
-    /// The beginning of the first packet, for who must be told that nobody is there.
+    /// The beginning of the first packet, to answer its sender that nothing listens there.
     head: Vec<u8>,
 }
 
@@ -278,7 +278,7 @@ impl DatagramFlow {
     }
 
     async fn deliver_all(&self) {
-        // That nobody is there comes as an error, with nothing to read.
+        // A closed port comes as an error, with nothing to read.
         while let Ok(ready) = self.socket.ready(Interest::READABLE | Interest::ERROR).await {
             let more = RECEIVED.with_borrow_mut(|buffer| {
                 if ready.is_error() {
@@ -314,7 +314,7 @@ impl DatagramFlow {
             DatagramKind::Udp => datagram(&self.device, &self.flow, message),
             DatagramKind::Echo { ident } => {
                 let reply = read_echo_reply(self.flow.to.is_ipv4(), message);
-                // A raw socket hears everybody's replies.
+                // A raw socket gets everybody's replies.
                 let Some((_, sequence, payload)) =
                     reply.filter(|(theirs, ..)| ident.is_none_or(|ours| ours == *theirs))
                 else {

@@ -67,7 +67,8 @@ impl PacketDevice {
         self.descriptor.readable().await
     }
 
-    /// Reads one packet. A frame that has none in it is [`io::ErrorKind::Interrupted`]: go on with the next.
+    /// Reads one packet. A frame that has none in it is [`io::ErrorKind::Interrupted`]: continue
+    /// with the next.
     pub(super) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         let descriptor = self.descriptor.get_ref();
         if self.card.is_none() {

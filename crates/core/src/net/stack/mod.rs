@@ -67,7 +67,7 @@ struct StackLimits {
     handshake: Duration,
     /// Until what is left has arrived, without progress.
     linger: Duration,
-    /// Silence after which the sandbox is asked whether it is there.
+    /// Silence after which a keep-alive is sent to the sandbox.
     keep_alive: Duration,
     /// Silence after which it is not.
     dead: Duration,

@@ -1,8 +1,9 @@
 //! Parses and checks packets: the entrance of the stack.
 //!
-//! Everything a sandbox sends is looked at here first, and only what is whole, addressed from the sandbox's own
-//! address, unfragmented, free of options and of extension headers, and sums up right goes on. Nothing is
-//! kept of what is turned away but a number. Answers that need no connection are made here too.
+//! Every packet from a sandbox is checked here first, and passes only if it is whole, addressed
+//! from the sandbox's own address, unfragmented, free of options and of extension headers, and has
+//! correct checksums. Of refused packets only a number is kept. Answers that need no connection are
+//! made here too.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -337,7 +338,7 @@ pub(super) fn read_echo_reply(v4: bool, mut message: &[u8]) -> Option<(u16, u16,
 /// Why something cannot be reached.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Unreachable {
-    /// Nobody is there.
+    /// Nothing listens on the port.
     Port,
     /// It is not allowed.
     Prohibited,
@@ -345,7 +346,7 @@ pub(super) enum Unreachable {
 
 /// Says that a packet does not reach its end. `head` is its beginning: what it takes to find who sent it.
 pub(super) fn unreachable(device: &PacketDevice, flow: &Flow, head: &[u8], why: Unreachable) {
-    // Nobody answers for a crowd.
+    // Multicast and broadcast get no answer.
     if !one_host(flow.to.ip()) {
         return;
     }

@@ -1,9 +1,11 @@
 //! The fast path: bytes go between a connection's ring buffers and a socket outside, with no buffer in between.
 //!
-//! A [`RelaySocket`] is the socket outside, attached to the connection. Whoever has the connection's lock moves the bytes that can be
-//! moved: the stack's task right after a packet, [`relay`] when the socket is ready. `relay` itself only waits for
-//! what the relay lacks: bytes to read, or room to write. A ring that is full is not read into, and a socket that takes no more leaves the ring
-//! full, which closes the window: that is all the back-pressure there is, and all that is needed.
+//! A [`RelaySocket`] is the socket outside, attached to the connection. The holder of the
+//! connection's lock moves the bytes that can be moved: the stack's task right after a packet,
+//! [`relay`] when the socket is ready. `relay` itself only waits for what the relay lacks: bytes to
+//! read, or room to write. A ring that is full is not read into, and a socket that takes no more
+//! leaves the ring full, which closes the window: that is all the back-pressure there is, and all
+//! that is needed.
 
 use std::io;
 use std::net::Shutdown;
@@ -71,7 +73,7 @@ impl RelaySocket {
         }
     }
 
-    /// [`relay`] looks at it now, and need not be told to.
+    /// [`relay`] looks at it now, and needs no wake-up.
     pub(super) fn attend(&mut self) {
         self.awaited = SocketReadiness { readable: true, writable: true };
     }
@@ -87,7 +89,7 @@ impl RelaySocket {
                 Readable::Nothing => return Ok(()),
                 Readable::End => {
                     self.sent_all = true;
-                    // Who is gone has no need to hear it.
+                    // A peer that is gone need not be notified.
                     let _ = SockRef::from(&*self.outside).shutdown(Shutdown::Write);
                     return Ok(());
                 }

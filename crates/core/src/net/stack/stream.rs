@@ -1,4 +1,4 @@
-//! The sandbox's end of a TCP connection, for whoever reads and writes it.
+//! The sandbox's end of a TCP connection, for its reader and writer.
 
 use std::io;
 use std::pin::Pin;

@@ -1,12 +1,12 @@
 //! The TCP connections of a sandbox: which there are, and how one begins.
 //!
 //! A connection that is to be dialled is dialled before it is accepted: the sandbox learns from its own kernel, with
-//! the usual errors, whether somebody is there. Meanwhile the packet that asked for it is kept, and its repetitions
-//! ask nothing again.
+//! the usual errors, whether something listens. Meanwhile the packet that asked for it is kept, and
+//! its repetitions ask nothing again.
 //!
-//! A sandbox has a bounded number of connections, and fewer that are only half open: beyond the first bound it is
-//! refused, beyond the second it is not heard, as by a kernel whose queue is full. Who has many gets
-//! smaller buffers.
+//! A sandbox has a bounded number of connections, and fewer that are only half open: beyond the
+//! first bound a connection is refused, beyond the second it is ignored, as by a kernel whose queue
+//! is full. Who has many gets smaller buffers.
 
 use std::collections::HashMap;
 use std::io;

@@ -40,7 +40,7 @@ pub(super) enum Readable {
     Some,
     /// Nothing yet.
     Nothing,
-    /// Nothing more: the sandbox has said all.
+    /// Nothing more: the sandbox has sent everything.
     End,
     /// Nothing more: the connection was reset.
     Reset,
@@ -113,10 +113,11 @@ impl TcpStateMachine {
         !matches!(self.state(), State::Listen | State::SynReceived | State::Closed)
     }
 
-    /// Whether nothing more will happen to it. What waits to be read can still be read.
+    /// Whether nothing more will happen to it. Received data can still be read.
     pub(super) fn is_over(&self) -> bool {
-        // Back in `Listen`, it was reset while it opened. `TimeWait` is there for networks where packets arrive late;
-        // here a late one is answered with a reset, which changes nothing for who has heard all.
+        // Back in `Listen`, it was reset while it opened. `TimeWait` exists for networks where
+        // packets arrive late; here a late one is answered with a reset, which changes nothing for
+        // a peer that has received everything.
         matches!(self.state(), State::Closed | State::Listen | State::TimeWait)
     }
 
@@ -129,7 +130,7 @@ impl TcpStateMachine {
         }
     }
 
-    /// Throws away what waits to be read; says how much.
+    /// Discards received data; returns how much.
     pub(super) fn discard(&mut self) -> usize {
         let mut thrown = 0;
         while let Ok(bytes @ 1..) = self.socket().recv(|data| (data.len(), data.len())) {
@@ -152,7 +153,7 @@ fn machine_duration(duration: Duration) -> MachineDuration {
     MachineDuration::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// Where sequence numbers begin: nobody inside can guess it.
+/// The initial sequence number: the sandbox cannot guess it.
 fn seed() -> u64 {
     getrandom::u64().unwrap_or_else(|_| {
         // Without a source of randomness the numbers are merely different.

@@ -27,13 +27,13 @@ pub struct AuditPage {
     pub position: Option<AuditPosition>,
     /// The number of the last entry that was looked at.
     pub last: u64,
-    /// Whether everything that is there was looked at.
+    /// Whether everything that exists was looked at.
     pub complete: bool,
 }
 
 /// Reads entries that `filter` wants, with numbers above `after`, at most `count`, and looks at about `bytes`
-/// bytes, from `position` on if there is one. Lines that are no entries are skipped: verification tells
-/// about them.
+/// bytes, from `position` on if there is one. Lines that are no entries are skipped: verification
+/// reports them.
 ///
 /// # Errors
 ///
@@ -64,7 +64,7 @@ pub fn read_audit(
         let file = match File::open(path_of(&dir, at.segment)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // It was removed meanwhile: the reading goes on with the oldest there is.
+                // It was removed meanwhile: reading continues with the oldest that exists.
                 page.position = segments
                     .iter()
                     .find(|first| **first > at.segment)

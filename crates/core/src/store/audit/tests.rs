@@ -298,7 +298,7 @@ fn a_removal_that_was_interrupted_is_finished() {
     log.append(300);
     assert_eq!(log.found(), [""; 0]);
     let count = log.segments().len();
-    // The head says that it was removed, and it is there.
+    // The head says that it was removed, and it still exists.
     let mut left = 0;
     for path in fs::read_dir(&before).unwrap().flatten().map(|entry| entry.path()) {
         let to = log.dir().join(path.file_name().unwrap());
@@ -347,7 +347,8 @@ fn every_unfinished_append_is_removed_and_told() {
     let longer = fs::read(log.newest()).unwrap();
     let head = fs::read(log.dir().join("head.json")).unwrap();
     for end in (whole.len()..longer.len()).step_by(7) {
-        // What was appended is there up to here; or beyond it only its length is, as after a power cut.
+        // What was appended exists up to here; or beyond it only its length does, as after a power
+        // cut.
         for zeros in [0, longer.len() - end] {
             let mut torn = longer[..end].to_vec();
             torn.resize(end + zeros, 0);
@@ -423,7 +424,7 @@ fn a_chain_that_was_cut_goes_on_and_keeps_telling() {
 #[test]
 fn a_chain_without_its_head_or_its_segments_goes_on() {
     let log = Log::with(10);
-    // Nobody knows how far it went; that its end may be cut off is told from then on.
+    // Its end is unknown; from then on it is reported that the end may be cut off.
     fs::remove_file(log.dir().join("head.json")).unwrap();
     let mut writer = log.writer();
     writer.append(&log.chain, &[record(1)]).unwrap();
@@ -464,7 +465,7 @@ fn a_failed_append_leaves_the_chain_whole() {
     let log = Log::with(3);
     let mut writer = log.writer();
     writer.append(&log.chain, &[record(1)]).unwrap();
-    // A directory in the place of the next head: signing fails, appending goes on.
+    // A directory in the place of the next head: signing fails, appending continues.
     let head = log.dir().join("head.json.new");
     fs::create_dir(&head).unwrap();
     assert!(writer.flush().is_err() && writer.is_dirty());

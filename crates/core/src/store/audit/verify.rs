@@ -1,4 +1,4 @@
-//! Says what is wrong with a chain.
+//! Verifies a chain and reports what is wrong with it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,7 @@ pub struct AuditReport {
     /// The number of the first entry that is expected to be there: those before were removed because the
     /// chain reached its limit.
     pub first: u64,
-    /// The number and the hash of the last entry that is there.
+    /// The number and the hash of the last existing entry.
     pub last: u64,
     /// The hash of it.
     pub last_hash: String,
@@ -183,7 +183,7 @@ fn verify_once(
         }
     };
     let removed = head.as_ref().map_or(0, |head| head.removed);
-    // What the head says was removed is there for as long as a server that died did not come to it.
+    // What the head says was removed exists until a server gets to removing it, also after a crash.
     while segments.len() > 1 && segments[1] <= removed + 1 {
         segments.remove(0);
     }
@@ -226,7 +226,7 @@ impl<'a> ChainWalk<'a> {
             Some(head) if oldest.is_none_or(|oldest| oldest > head.removed) => {
                 (head.removed + 1, head.removed_hash.clone())
             }
-            // One that is to be removed is there still, or nobody knows what was removed.
+            // One that is to be removed still exists, or it is unknown what was removed.
             _ => (oldest.unwrap_or(1), String::new()),
         };
         let before = match next {
@@ -338,7 +338,7 @@ impl<'a> ChainWalk<'a> {
             && link.hash == link.found
             && (self.before.is_empty() || self.before.contains(&link.prev));
         if !is_signed && (!is_good || !self.tail.is_empty()) {
-            // After the head: what a power cut left of an append that nobody was told of.
+            // After the head: what a power cut left of an append that was never reported as done.
             self.tail.push((AuditFinding::Unreadable { segment, line }, length));
             return;
         }
@@ -374,7 +374,7 @@ impl<'a> ChainWalk<'a> {
             self.noted_seen = !beginning.is_empty() && found.starts_with(beginning);
         }
         if self.head.as_ref().is_some_and(|head| head.seq == seq) {
-            // One that was changed was told already.
+            // A changed one was reported already.
             self.signed_hash = Some(if hash == found { hash.clone() } else { String::new() });
         }
         // The entry after a changed one was made after it as it was.

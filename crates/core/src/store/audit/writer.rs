@@ -70,8 +70,8 @@ impl AuditWriter {
         Self { audit, key, limit, segment_bytes, open: HashMap::new(), appends: 0 }
     }
 
-    /// Appends records to a chain, and tells what was found if it was opened for that and was not as a
-    /// daemon leaves it. They are on stable storage after the next [`flush`](Self::flush).
+    /// Appends records to a chain, and returns what was found if it was opened for that and was not
+    /// as a daemon leaves it. They are on stable storage after the next [`flush`](Self::flush).
     ///
     /// # Errors
     ///
@@ -90,7 +90,8 @@ impl AuditWriter {
             if let Some(found) = found {
                 self.append_to(&mut opened, chain, &[found.record(chain)])?;
                 if found.damage.is_some() {
-                    // No head is signed for what is there before the entry that tells of it is part of that.
+                    // No head is signed for the existing entries before the entry that reports the
+                    // damage is one of them.
                     opened.flush(chain, &self.key)?;
                 }
                 resumed = Some(found);
@@ -171,7 +172,7 @@ impl AuditWriter {
             Ok(()) => true,
             Err(error) => {
                 failed.get_or_insert(error);
-                // Without its file it could never be synced; it is opened again from what is there.
+                // Without its file it could never be synced; it is opened again from what exists.
                 path_of(&open.dir, open.first).exists()
             }
         });
@@ -232,7 +233,7 @@ impl AuditWriter {
             HeadRead::Missing if segments.is_empty() => {
                 let start = genesis(chain);
                 let head = AuditHead::signed(&self.key, chain, (0, &start), (0, &start), now());
-                // Before the first segment: whoever finds segments must find a head.
+                // Before the first segment: a chain with segments must have a head.
                 head.write(&dir)?;
                 let begun = begin_segment(&dir, chain, 1, &start)?;
                 return Ok((OpenChain::new(dir, 1, begun, (0, start), head), None));
@@ -336,7 +337,7 @@ impl AuditWriter {
         Ok((OpenChain::new(dir, first, begun, last, head), Some(resumed)))
     }
 
-    /// Continues a chain that has no head that can be relied on, after the last entry that is there.
+    /// Continues a chain that has no head that can be relied on, after the last existing entry.
     fn without_head(
         &self,
         dir: PathBuf,
@@ -354,7 +355,7 @@ impl AuditWriter {
             let header = read_header(&path_of(&dir, oldest))?;
             removed = (oldest - 1, header.map(|header| header.prev).unwrap_or_default());
         }
-        // Not written yet: the first head on disk is for the entry that tells of the damage, too.
+        // Not written yet: the first head on disk is for the entry that reports the damage, too.
         let head =
             AuditHead::signed(&self.key, chain, (last.0, &last.1), (removed.0, &removed.1), now());
         self.continue_damaged(dir, chain, head, damage.to_owned())

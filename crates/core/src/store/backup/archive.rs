@@ -101,7 +101,7 @@ impl PackedName {
         }
     }
 
-    /// `like` with what is said here.
+    /// `like` with this entry's values.
     fn stat(&self, like: &Statx) -> Statx {
         let mut stat = *like;
         (stat.stx_mode, stat.stx_uid, stat.stx_gid) = (self.mode, self.uid, self.gid);
@@ -385,7 +385,7 @@ fn next_data(file: &std::fs::File, at: u64, size: u64) -> Result<Option<(u64, u6
         }
         // A hole up to the end.
         Ok(_) | Err(Errno::NXIO) => Ok(None),
-        // A filesystem that does not tell.
+        // A filesystem that does not report holes.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some((at, size))),
         Err(error) => Err(error),
     }
@@ -427,7 +427,7 @@ mod tests {
         fs::write(from.join("odd\nname %41"), "").unwrap();
         fs::set_permissions(from.join("deep"), fs::Permissions::from_mode(0o1751)).unwrap();
         let sparse = fs::File::create(from.join("sparse")).unwrap();
-        // Nobody reads a terabyte of zeros.
+        // A terabyte of zeros is never read.
         sparse.set_len(1 << 40).unwrap();
         sparse.write_all_at(b"data", 5 << 30).unwrap();
         let mut bytes = Vec::new();

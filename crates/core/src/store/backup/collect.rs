@@ -219,7 +219,7 @@ impl BackupCollector<'_> {
         Ok(Some(at_rest))
     }
 
-    /// A snapshot that is there and was not deleted, and its document.
+    /// A snapshot that exists and was not deleted, and its document.
     fn live_snapshot(&self, id: &str) -> Option<(Snapshot, Vec<u8>)> {
         let path = self.data.join(format!("snapshots/{id}.json"));
         let bytes = fs::read(&path).ok()?;
@@ -252,7 +252,8 @@ impl BackupCollector<'_> {
         Ok(())
     }
 
-    /// The keys of the data directory, if they are wanted, and what tells the one for secrets.
+    /// The keys of the data directory, if they are to be included, and the mark that identifies the
+    /// one for secrets.
     fn keys(&mut self, included: bool) -> Result<BackupKey> {
         let key = fs::read(self.data.join(KEYS[0])).ok();
         let fingerprint = key.map(|key| {

@@ -1,4 +1,4 @@
-//! The manifest of a backup: what it consists of.
+//! The manifest of a backup: the list of its files.
 
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,9 @@
 //! Backups of a data directory, made while a daemon uses it. `docs/formats/backup.md` is normative.
 //!
-//! A backup needs nothing of the daemon. What it copies either never changes once it is there (sealed layers, memory), or
-//! is a document that is replaced as a whole, or a file that only grows. What the daemon deletes meanwhile lies in the trash
-//! for its grace period, under its own id, and is found there.
+//! A backup needs nothing of the daemon. What it copies either never changes once it exists (sealed
+//! layers, memory), or is a document that is replaced as a whole, or a file that only grows. What
+//! the daemon deletes meanwhile lies in the trash for its grace period, under its own id, and is
+//! found there.
 //!
 //! ```text
 //! sandboxes, drives ──> as they would be without the session under way ──┐
@@ -35,7 +36,7 @@ use crate::store::StoreError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackupError {
-    /// The filesystem said no, or a document is damaged.
+    /// The filesystem returned an error, or a document is damaged.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// It is no data directory of a format that can be backed up.

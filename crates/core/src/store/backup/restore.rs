@@ -24,7 +24,8 @@ pub struct RestoredBackup {
 
 /// Restores a backup, the newest if none is named, into `data`, which must be empty or absent.
 ///
-/// Everything is compared with the manifest first. Until all of it is there, it is in a directory beside `data`.
+/// Everything is compared with the manifest first. Until it is complete, it is in a directory
+/// beside `data`.
 ///
 /// # Errors
 ///
@@ -88,7 +89,7 @@ pub fn restore_backup(
     }
     let top = File::open(&fresh).map_err(io_error("open", &fresh))?;
     rustix::fs::syncfs(&top).map_err(|error| io_error("sync", &fresh)(error.into()))?;
-    // An empty directory in its place gives way.
+    // An empty directory in its place is replaced.
     fs::rename(&fresh, data).map_err(io_error("rename", &fresh))?;
     if let Some(parent) = data.parent().and_then(|parent| File::open(parent).ok()) {
         parent.sync_all().map_err(io_error("sync", data))?;

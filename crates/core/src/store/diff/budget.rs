@@ -1,4 +1,4 @@
-//! What one comparison may cost, and how many are under way.
+//! The cost limits of one comparison, and how many run at a time.
 
 use std::time::{Duration, Instant};
 
@@ -6,14 +6,14 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::store::{Result, StoreError};
 
-/// How long a comparison takes at the most.
+/// How long a comparison takes at most.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
-/// How long a merge takes at the most to decide, and to build its result.
+/// How long a merge takes at most to decide, and to build its result.
 pub(super) const LONGEST_MERGE: Duration = Duration::from_secs(120);
 pub(super) const LONGEST_BUILD: Duration = Duration::from_secs(600);
-/// How many names are visited at the most.
+/// How many names are visited at most.
 const MOST_NAMES: u64 = 2_000_000;
-/// How much memory paths take at the most.
+/// How much memory paths take at most.
 const MOST_BYTES: usize = 256 << 20;
 
 /// How many comparisons run at the same time, how many pieces of patches are written, and how many results of merges are

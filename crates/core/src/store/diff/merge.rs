@@ -97,7 +97,7 @@ pub(super) struct MergePlan {
 }
 
 impl MergePlan {
-    /// Whether nothing is to be done.
+    /// Whether there is nothing to do.
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {
         self.actions.is_empty()
@@ -202,8 +202,8 @@ impl Store {
 }
 
 impl MergePlan {
-    /// Sees to it that every chosen path has a directory to be in. Where the target has none, the source's is taken; where it has
-    /// something else, that is a conflict.
+    /// Makes sure that every chosen path has a parent directory. Where the target has none, the
+    /// source's is taken; where it has something else, that is a conflict.
     fn add_parents(
         &mut self,
         ours: &mut Lookup,

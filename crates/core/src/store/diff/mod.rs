@@ -39,7 +39,7 @@ use crate::store::{Result, Store, StoreError, blocking};
 pub use self::patch::{PatchOptions, PreparedPatch};
 pub(super) use self::walk::PathDiff;
 
-/// How many names one directory has at the most.
+/// How many names one directory has at most.
 const MOST_IN_DIR: usize = 500_000;
 
 /// How many changes, and how many conflicts, of a merge are listed.
@@ -50,7 +50,7 @@ const PIECE: usize = 256 << 10;
 /// How long a receiver may take for all of it.
 const PATCH_TAKEN: Duration = Duration::from_secs(600);
 
-/// Which differences are wanted.
+/// Selects differences.
 #[derive(Debug)]
 pub struct DiffOptions {
     /// Only these paths and what is below them; all if `None`.

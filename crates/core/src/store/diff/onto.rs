@@ -1,10 +1,11 @@
-//! Puts what one chain changed onto another one that has nothing to do with it: chosen files of a sandbox into a drive.
+//! Applies the changes of one chain to an unrelated one: chosen files of a sandbox into a drive.
 //!
-//! There is no common ancestor, so nothing is merged. What was changed replaces what is there under the same path; what was
-//! removed is removed. Where a directory would have to make way for something else, or the other way round, that is a conflict,
-//! unless the same was done between the two points: nothing that has another origin is lost with a directory.
+//! There is no common ancestor, so nothing is merged. What was changed replaces what exists under
+//! the same path; what was removed is removed. Where a directory would have to make way for
+//! something else, or the other way round, that is a conflict, unless the same was done between the
+//! two points: nothing that has another origin is lost with a directory.
 //!
-//! A path that is there already, as it is to be, is left out. So whoever repeats the same finds nothing to do.
+//! A path that is already as it is to be is left out. So a repeated request finds nothing to do.
 
 use std::collections::BTreeSet;
 
@@ -169,7 +170,7 @@ impl Placing {
         Ok(true)
     }
 
-    /// Sees to it that every path has a directory to be in.
+    /// Makes sure that every path has a parent directory.
     fn parents(&mut self, under: &[u8], source: &mut Lookup) -> Result<()> {
         let is_written = |action: &PathAction| matches!(action, PathAction::Write { .. });
         let written = self.plan.actions.iter().filter(|(_, action)| is_written(action));

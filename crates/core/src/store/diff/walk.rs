@@ -244,7 +244,7 @@ impl Comparison<'_> {
         self.report(Vec::new(), Some(from.1), Some(to.1), what)
     }
 
-    /// Whether nothing more is wanted.
+    /// Whether one difference is enough and was found.
     fn is_enough(&self) -> bool {
         self.wanted.first && !self.diff.is_empty()
     }

@@ -1,7 +1,8 @@
-//! Checks the whole data directory and reports problems. Nothing is changed but on request ([`repair`]).
+//! Checks the whole data directory and reports problems. Changes something only on request
+//! ([`repair`]).
 //!
 //! A problem is either damage to something that was acknowledged, or a *leftover*: what a power cut or
-//! a killed daemon leaves of something that never was. To tell them apart:
+//! a killed daemon leaves of something that never was. To distinguish them:
 //!
 //! - records of sessions and commands are not synced when they are written. One that is empty, or full
 //!   of zeros, was torn by a power cut; one that is anything else than what was written is damaged.
@@ -369,7 +370,7 @@ impl Everything {
         }
         self.judge_projects(&mut report);
         self.judge_ages(&mut report);
-        // A tombstone is known too: a sandbox that still names one is told at the next start.
+        // A tombstone is known too: a sandbox that still names one is marked at the next start.
         let known: HashSet<&SnapshotId> =
             self.snapshots.good.iter().map(|snapshot| &snapshot.id).collect();
         for sandbox in &self.sandboxes.good {
@@ -418,7 +419,7 @@ impl Everything {
         let damaged: HashSet<&str> = damaged.map(id_of).collect();
         let sandboxes: HashMap<&str, &Sandbox> =
             self.sandboxes.good.iter().map(|sandbox| (sandbox.id.as_str(), sandbox)).collect();
-        // A snapshot that somebody else stands on, or stood on, outlives its sandbox.
+        // A snapshot that another sandbox stands on, or stood on, outlives its sandbox.
         let mut used: HashSet<&SnapshotId> = HashSet::new();
         for sandbox in &self.sandboxes.good {
             used.extend(&sandbox.current);
@@ -451,7 +452,7 @@ impl Everything {
             }
         }
         for sandbox in &self.sandboxes.good {
-            // The snapshot is written first: one that nobody was told of yet may be ahead.
+            // The snapshot is written first: one that was not reported to anybody yet may be ahead.
             let newest = newest.get(sandbox.id.as_str()).copied().unwrap_or(0);
             if newest > sandbox.generation + 1 {
                 let (sandbox, generation) = (sandbox.id.clone(), sandbox.generation);

@@ -1,4 +1,4 @@
-//! What [`Store::fsck`](crate::store::Store::fsck) can find, and how it is said.
+//! What [`Store::fsck`](crate::store::Store::fsck) can find, and its messages.
 
 use std::path::PathBuf;
 
@@ -64,7 +64,7 @@ pub enum Problem {
     OldManifest {
         /// The sandbox.
         sandbox: SandboxId,
-        /// The generation its manifest tells.
+        /// The generation in its manifest.
         generation: u64,
         /// The highest generation that one of its snapshots has.
         newest: u64,
@@ -96,7 +96,7 @@ pub enum Problem {
         /// The layer.
         layer: LayerId,
     },
-    /// A sealed layer nobody needs.
+    /// A sealed layer that nothing needs.
     UnheldLayer {
         /// The layer.
         layer: LayerId,
@@ -122,7 +122,7 @@ pub enum Problem {
         /// The layer.
         memory: MemoryId,
     },
-    /// A sealed memory layer nobody needs.
+    /// A sealed memory layer that nothing needs.
     UnheldMemory {
         /// The layer.
         memory: MemoryId,

@@ -1,7 +1,8 @@
-//! Putting a data directory in order, on request. Nothing is ever deleted by this.
+//! Repairs a data directory, on request. Nothing is ever deleted by this.
 //!
 //! What may name layers (sandboxes, snapshots, drives, images) stays where it is, damaged or not: a
-//! collection would take what it names for unreferenced. Only somebody who names it can give it up.
+//! collection would take what it names for unreferenced. Only an operator who names it can give it
+//! up.
 
 use std::fs;
 use std::path::{Path, PathBuf};

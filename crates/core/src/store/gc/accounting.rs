@@ -63,7 +63,7 @@ pub struct Totals {
     pub drives: u64,
     /// Memory layers, which are not part of `bytes`.
     pub memory: u64,
-    /// Layers of both sorts that nobody holds, which a collection would move to the trash.
+    /// Layers of both sorts that nothing holds, which a collection would move to the trash.
     pub unheld: u64,
     /// Layers of both sorts that are in the trash: what deleting them would free. They are in no other sum.
     pub trash: u64,
@@ -167,7 +167,7 @@ impl ReferenceCounts {
         self.layer_sizes.contains_key(id)
     }
 
-    /// The total size of these layers, whoever else holds them.
+    /// The total size of these layers, whatever else holds them.
     #[must_use]
     pub fn bytes_of(&self, layers: &[LayerId]) -> u64 {
         layers.iter().filter_map(|layer| self.layer_sizes.get(layer)).map(|size| size.bytes).sum()
@@ -220,7 +220,8 @@ impl ReferenceCounts {
         self.memory.hold(Holder::Trash(id.clone()), memory);
     }
 
-    /// Strikes out a sandbox that is in the trash no longer. Answers with the layers that nobody else holds.
+    /// Removes a sandbox that is no longer in the trash. Returns the layers that nothing else
+    /// holds.
     pub fn drop_trashed(&mut self, id: &SandboxId) -> (Vec<LayerId>, Vec<MemoryId>) {
         let holder = Holder::Trash(id.clone());
         let layers = self.layers.held_by_one(&holder);
@@ -404,7 +405,7 @@ impl ReferenceCounts {
         Some(Sizes { own: own + memory.own, shared, freed: freed + memory.freed })
     }
 
-    /// What the memory of a snapshot takes on the disk, whoever else stands on it.
+    /// What the memory of a snapshot takes on the disk, whatever else stands on it.
     #[must_use]
     pub fn memory_of(&self, snapshot: &SnapshotId) -> u64 {
         let layers =
@@ -450,7 +451,7 @@ impl ReferenceCounts {
         let all = self.total_size(&of(&|_, _| true));
         let trash = self.total_size(&of(&|id, _| !there(id)));
         Totals {
-            // Not the sum over those that are there: what both keep would be in neither.
+            // Not the sum over the existing ones: what both keep would be in neither.
             bytes: all.saturating_sub(trash),
             images: self.total_size(&of(&|id, size| size.image && there(id))),
             drives: self.total_size(&of(&|id, _| of_drives.contains(id))),

@@ -1,4 +1,5 @@
-//! What is on disk, by name alone: the collector compares it with what memory knows before it takes anything.
+//! What is on disk, by name alone: the collector compares it with memory before it removes
+//! anything.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

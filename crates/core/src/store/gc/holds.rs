@@ -1,12 +1,14 @@
 //! Holds: keep layers from garbage collection until a manifest names them.
 //!
-//! Garbage collection takes layers that no manifest names. Between reading a chain and writing the manifest that
-//! names it, a layer may be named by nobody; a [`LayerHold`] keeps it in place for that time. No lock is held meanwhile:
-//! whoever copies, compacts or starts something keeps only its hold, and the collector works on everything else.
+//! Garbage collection removes layers that no manifest references. Between reading a chain and
+//! writing the manifest that references it, a layer may be referenced by nothing; a [`LayerHold`]
+//! keeps it in place for that time. No lock is held meanwhile: a copy, a compaction or a start
+//! keeps only its hold, and the collector works on everything else.
 //!
-//! - A hold is *registered first*, and then whoever holds checks that the layer is still named or still there. The
-//!   collector marks a layer as *leaving* before it moves it, and looks for holds again after. So whoever registers
-//!   too late waits for two renames at the most, and finds the layer back in its place.
+//! - A hold is *registered first*, and then its owner checks that the layer is still referenced or
+//!   still exists. The collector marks a layer as *leaving* before it moves it, and looks for holds
+//!   again after. So an owner that registers too late waits for at most two renames, and finds the
+//!   layer back in its place.
 //! - A layer that this process makes is *new* from before its directory exists until the collector sees that a
 //!   manifest names it. A new layer that never was named, because the work that made it failed, stops being new
 //!   after [`NEW_FOR`].
@@ -26,7 +28,7 @@ const NEW_FOR: Duration = Duration::from_secs(3600);
 /// How long a hold waits for a layer that is being moved. A move is two renames.
 const MOVED_WITHIN: Duration = Duration::from_secs(10);
 
-/// All holds of a store. Layers and memory layers are told apart by their ids.
+/// All holds of a store. The ids of layers and of memory layers differ.
 #[derive(Debug, Default)]
 pub(in crate::store) struct Holds {
     state: Mutex<HoldState>,
@@ -93,7 +95,7 @@ pub struct LayerHold {
 }
 
 impl LayerHold {
-    /// Holds layers. When this returns, a layer that was there is there, and stays.
+    /// Holds layers. When this returns, a layer that existed exists, and stays.
     pub async fn layers(&self, layers: &[LayerId]) {
         self.register(layers.iter().map(LayerId::as_str)).await;
     }

@@ -41,14 +41,15 @@ struct SnapshotReferences {
 pub struct Dangling {
     /// What is missing, as a path below the data directory.
     pub missing: String,
-    /// Who names it, as a path below the data directory.
+    /// The file that references it, as a path below the data directory.
     pub named_by: String,
 }
 
 impl KnownManifests {
     pub(in crate::store) fn add_sandbox(&mut self, sandbox: &Sandbox) {
         let drives = sandbox.mounted().iter().flat_map(|mounted| mounted.chain.iter());
-        // Layers that are being written may be discarded before the record says so: an empty one is. They are not listed.
+        // Layers that are being written may be discarded before that is recorded: an empty one is.
+        // They are not listed.
         let open = |id: &&LayerId| Some(*id) != sandbox.unsealed();
         let layers =
             sandbox.image_layers.iter().chain(sandbox.open_chain()).chain(drives).filter(open);

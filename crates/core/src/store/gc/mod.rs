@@ -7,7 +7,7 @@
 //! - [`known_manifests`] and [`disk_listing`]: whether every manifest on disk is known in memory. One that
 //!   is not could refer to any layer.
 //! - [`holds`]: which layers somebody is about to refer to.
-//! - [`trash`]: where a layer goes for a grace period, and comes back from.
+//! - [`trash`]: where a layer stays for a grace period, and can be restored from.
 //! - [`remove`]: how a tree is deleted for good, slowly and in the background.
 
 pub mod accounting;

@@ -1,8 +1,9 @@
 //! The trash: what was deleted, until its grace period ends.
 //!
-//! Layers that nobody names, memory layers and directories of deleted sandboxes are renamed to `trash/<id>.<time>`, where the
-//! time is in milliseconds since 1970 and says when. A rename cannot be half done, and can be undone. When something
-//! is to go for good it is renamed once more, into `tmp/`, and deleted there at a limited rate.
+//! Unreferenced layers, memory layers and directories of deleted sandboxes are renamed to
+//! `trash/<id>.<time>`, where the time is that of the deletion, in milliseconds since 1970. A
+//! rename cannot be half done, and can be undone. To delete something for good, it is renamed once
+//! more, into `tmp/`, and deleted there at a limited rate.
 //!
 //! The store moves; the engine decides what and when. Deletion never depends on the time in a name: the engine counts on the
 //! monotonic clock for how long it has seen something lie here.

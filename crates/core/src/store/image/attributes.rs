@@ -18,7 +18,7 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    /// Those of a directory nobody described.
+    /// Those of a directory without an entry.
     pub(super) const DIRECTORY: Self = Self { uid: 0, gid: 0, mode: 0o755, mtime: (0, 0) };
 
     pub(super) fn of(stat: &Stat) -> Self {
@@ -118,8 +118,9 @@ pub(super) enum Carrier {
     Other,
 }
 
-/// Whether a layer may hold an extended attribute that a machine exported. Whoever is root in the machine can have written any:
-/// below its own overlay, or into the stream. So this is a list of what is allowed, not of what is not:
+/// Whether a layer may hold an extended attribute that a machine exported. Root in the machine can
+/// have written any: below its own overlay, or into the stream. So this is a list of what is
+/// allowed, not of what is not:
 ///
 /// - `user.*`, which means nothing to a kernel;
 /// - access lists, whose ids are the sandbox's own, as owners are;

@@ -32,7 +32,7 @@ pub(super) struct LayerBuilder {
     pub(super) settings: ImageSettings,
     /// One at a time for each name: two pulls of one layer share the download.
     locks: KeyedLock<String>,
-    /// Layers made since the daemon started, by what stands for them.
+    /// Layers made since the daemon started, by their keys.
     made: Mutex<BTreeMap<String, LayerId>>,
     /// Images that were removed since the daemon started: their manifests are not missing.
     removed: Mutex<HashSet<String>>,
@@ -94,7 +94,7 @@ impl LayerBuilder {
         self.removed.lock().contains(name)
     }
 
-    /// Waits until nobody else holds `name`.
+    /// Waits until no other caller holds `name`.
     pub(super) async fn lock(&self, name: &str) -> KeyGuard<String> {
         self.locks.lock(&name.to_owned()).await
     }
@@ -136,7 +136,7 @@ impl LayerBuilder {
             || after.next().is_some_and(|(key, _)| key.starts_with(&somewhere))
     }
 
-    /// Puts a layer that is there already on the stack.
+    /// Puts an existing layer on the stack.
     pub(super) async fn reuse(&self, stack: &mut LayerStack, diff_id: &str) -> ImageResult<bool> {
         for key in [diff_id.to_owned(), only_on(diff_id, &stack.chain)] {
             if self.reuse_key(stack, &key).await? {
@@ -288,7 +288,7 @@ impl LayerBuilder {
         }
     }
 
-    /// Writes the manifest, when all that it names is there.
+    /// Writes the manifest, when all that it names exists.
     pub(super) async fn publish(&self, image: &Image) -> ImageResult<()> {
         self.store.write(image, Durability::Synced).await?;
         for id in &image.layers {
@@ -300,7 +300,7 @@ impl LayerBuilder {
         Ok(())
     }
 
-    /// The directory of partial downloads, without those nobody came back for.
+    /// The directory of partial downloads, without abandoned ones.
     pub(super) async fn partial_dir(&self) -> ImageResult<PathBuf> {
         let dir = self.store.data_dir().join("blobs/partial");
         let path = dir.clone();
@@ -351,7 +351,7 @@ where
     }
 }
 
-/// A reader that tells how far it is.
+/// A reader that reports its progress.
 pub(super) struct ProgressReader<R> {
     inner: R,
     what: String,

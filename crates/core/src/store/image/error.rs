@@ -50,7 +50,7 @@ pub enum ImageError {
     Damaged {
         /// The archive.
         what: String,
-        /// What its reader said.
+        /// The error of its reader.
         source: io::Error,
     },
     /// An entry tries to reach out of the image, or is of no known kind.
@@ -91,7 +91,7 @@ pub enum ImageError {
         /// The machines it is made for.
         offered: Vec<String>,
     },
-    /// The registry has no such image, or does not say so to strangers.
+    /// The registry has no such image, or hides it from anonymous callers.
     #[error("{registry} has no image `{reference}`")]
     Unknown {
         /// The registry.
@@ -122,7 +122,7 @@ pub enum ImageError {
     Registry {
         /// The registry.
         registry: String,
-        /// What it said.
+        /// Its error.
         reason: String,
     },
     /// The docker configuration or a credential helper cannot be used.
@@ -136,7 +136,7 @@ pub enum ImageError {
     /// The store could not keep it.
     #[error("the image could not be stored")]
     Store {
-        /// What the store said.
+        /// The store's error.
         source: StoreError,
     },
     /// The system refused something on this host.
@@ -146,7 +146,7 @@ pub enum ImageError {
         action: &'static str,
         /// What it was being done to.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -23,15 +23,15 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// Returns [`ImageError::NotAnImage`] when it is none of these, tells a damaged archive from one that
-    /// is refused and from trouble on this host.
+    /// Returns [`ImageError::NotAnImage`] when it is none of these, and different errors for a
+    /// damaged archive, a refused one and trouble on this host.
     pub async fn import(&self, name: &str, path: &Path, progress: &Reporter) -> ImageResult<Image> {
         let shown = path.display().to_string();
         self.import_from(name, &LocalArchive { path: path.to_owned(), shown }, progress).await
     }
 
-    /// Imports an archive that somebody sent and that lies at `path` for now. That path is nobody else's
-    /// business: neither errors nor the image's source name it.
+    /// Imports an archive that somebody sent and that lies at `path` for now. That path is
+    /// internal: neither errors nor the image's source name it.
     ///
     /// # Errors
     ///

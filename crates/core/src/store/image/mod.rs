@@ -1,15 +1,17 @@
 //! Images: what a sandbox starts from when it has no snapshot.
 //!
 //! An image is a manifest, `images/<name>.json`, that names a chain of sealed layers and says how
-//! commands run on them. It comes about in four ways: [`Images::host`] makes one of this machine,
-//! [`Images::pull`] gets one from a registry, [`Images::import`] reads one from a file, and
-//! [`Images::customize`] adds a layer to another. What a name stood for before is replaced. `docs/formats/image.md` has the rules in full.
+//! commands run on them. It is made in one of four ways: [`Images::host`] makes one of this
+//! machine, [`Images::pull`] gets one from a registry, [`Images::import`] reads one from a file,
+//! and [`Images::customize`] adds a layer to another. What a name stood for before is replaced.
+//! `docs/formats/image.md` has the rules in full.
 //!
 //! What holds, whatever is pulled or imported:
 //!
-//! - An image is there whole or not at all. Each layer is unpacked into an open layer and sealed when
-//!   it is complete and its digest is right; the manifest is written last. What a failure leaves are
-//!   layers nobody names, which the store collects, and partial downloads, which the next pull uses.
+//! - An image exists whole or not at all. Each layer is unpacked into an open layer and sealed when
+//!   it is complete and its digest is right; the manifest is written last. A failure leaves layers
+//!   that nothing references, which the store collects, and partial downloads, which the next pull
+//!   uses.
 //! - Layers are shared: one with the same uncompressed digest is unpacked once. A layer that had to
 //!   look at what lies below it (see [`unpack`]) is shared only on the same layers below.
 //! - A sandbox keeps the layers it started from. Replacing or removing an image changes none.
@@ -101,7 +103,8 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// Returns [`ImageError::Store`]. Manifests that cannot be read are left out; `fsck` tells of them.
+    /// Returns [`ImageError::Store`]. Manifests that cannot be read are left out; `fsck` reports
+    /// them.
     pub async fn list(&self) -> ImageResult<Vec<Image>> {
         let mut images = self.builder.store.scan::<Image>().await?.good;
         images.sort_by(|a, b| a.name.cmp(&b.name));
@@ -154,8 +157,8 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// Tells apart an unknown image, missing rights, a registry out of reach, an image for other
-    /// machines and damaged content.
+    /// Returns different errors for an unknown image, missing rights, an unreachable registry, an
+    /// image for other machines and damaged content.
     pub async fn pull(&self, reference: &str, progress: &Reporter) -> ImageResult<Image> {
         let reference: Reference = reference.parse()?;
         let name = reference.to_string();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// One report of a long operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being done, for people; also what tells several bars apart.
+    /// What is being done, for people; it also distinguishes several bars.
     pub what: String,
     /// How much is done: bytes, or files where `total` is absent.
     pub done: u64,
@@ -14,17 +14,17 @@ pub struct Progress {
     pub total: Option<u64>,
 }
 
-/// Whoever wants to hear of progress. Called from several threads, and must not block.
+/// Receives progress reports. Called from several threads, and must not block.
 #[derive(Clone)]
 pub struct Reporter(Arc<dyn Fn(Progress) + Send + Sync>);
 
 impl Reporter {
-    /// Reports to `hear`.
+    /// Reports to the function `hear`.
     pub fn new(hear: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         Self(Arc::new(hear))
     }
 
-    /// Reports to nobody.
+    /// Discards all reports.
     #[must_use]
     pub fn silent() -> Self {
         Self::new(|_| {})

@@ -8,7 +8,7 @@ use super::error::ImageError;
 
 const HUB: &str = "docker.io";
 
-/// `[registry/]repository[:tag][@digest]`, taken apart. What is not said is Docker Hub and `latest`.
+/// `[registry/]repository[:tag][@digest]`, parsed. The defaults are Docker Hub and `latest`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     /// `docker.io`, `localhost:5000`.

@@ -73,7 +73,8 @@ fn names(path: &str) -> Vec<Vec<u8>> {
     path.split('/').map(|name| name.as_bytes().to_vec()).collect()
 }
 
-/// Searches the program for `node-v24.1.0-headers`, which it tells its add-ons to build with.
+/// Searches the program for `node-v24.1.0-headers`, the name of the headers to build its add-ons
+/// with.
 fn node_major(program: &Path) -> Option<u32> {
     const CHUNK: usize = 1 << 20;
     const OVERLAP: usize = 64;

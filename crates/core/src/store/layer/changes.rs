@@ -122,7 +122,7 @@ impl ListedChanges {
     }
 }
 
-/// A look waits so long for a seal of the same layer at the most.
+/// How long a look waits for a seal of the same layer at most.
 const SEAL_WITHIN: Duration = Duration::from_secs(5);
 
 /// Lets a seal that is under way go first, because somebody waits for it.

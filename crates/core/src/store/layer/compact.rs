@@ -34,7 +34,7 @@ use crate::store::{Result, Store};
 /// How many layers are merged at a time: a directory of each is open.
 const AT_A_TIME: usize = 100;
 
-/// Marks a directory some of whose names were copied up; tells the kernel to look at inode numbers.
+/// Marks a directory some of whose names were copied up; makes the kernel look at inode numbers.
 const IMPURE: &CStr = c"user.overlay.impure";
 
 /// Space of a layer that other layers keep as well.
@@ -64,7 +64,7 @@ impl Store {
         with_effort(effort, move || {
             let mut rest = run;
             let mut between: Option<LayerId> = None;
-            // From the bottom up, so that what is merged goes on being the lowest.
+            // From the bottom up, so that what is merged stays the lowest.
             let merged = loop {
                 let from = rest.len().saturating_sub(AT_A_TIME);
                 let merged = store.compact_now(&rest[from..]);
@@ -111,8 +111,8 @@ impl Store {
         })?;
         failpoint::pass("store.compact.linked");
         merger.finish_dirs()?;
-        // A layer is renamed before anything in it is deleted. Those that are there now were there all the time;
-        // of one that is not, some of the names may have been missed.
+        // A layer is renamed before anything in it is deleted. Those that exist now existed all the
+        // time; of one that does not, some of the names may have been missed.
         for layer in run {
             self.sealed(layer)?;
         }
@@ -123,8 +123,8 @@ impl Store {
         self.publish(id, staging, LayerKind::Compacted)
     }
 
-    /// Says who keeps the bytes that were linked: the layer they came from, and whom that one shares
-    /// with, since nobody knows which of its files those are.
+    /// Records who keeps the bytes that were linked: the layer they came from, and those that share
+    /// with it, since it is unknown which of its files those are.
     fn linked_with(&self, run: &[LayerId], links: Vec<Mutex<LinkedBytes>>) -> Vec<Linked> {
         let mut linked = Vec::new();
         for (layer, links) in run.iter().zip(links) {

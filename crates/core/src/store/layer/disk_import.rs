@@ -57,7 +57,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::Io`] when that cannot be told.
+    /// Returns [`StoreError::Io`] when the disk cannot be looked at.
     pub fn has_disk(&self, open: &LayerId) -> Result<bool> {
         let disk = self.layer_dir(open).join("disk");
         disk.try_exists().map_err(io_error("look at", &disk))
@@ -180,7 +180,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::Io`] when that cannot be told.
+    /// Returns [`StoreError::Io`] when the disk's files cannot be read.
     pub fn length_of_disk(&self, open: &LayerId) -> Result<u64> {
         let mut bytes = 0;
         for path in list(&self.layer_dir(open).join("disk"))? {
@@ -193,7 +193,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::Io`] when that cannot be told.
+    /// Returns [`StoreError::Io`] when the disk's files cannot be read.
     pub async fn size_of_disk(&self, open: &LayerId) -> Result<u64> {
         let (store, open) = (self.clone(), open.clone());
         blocking(move || store.usage_of_disk(&open)).await

@@ -30,7 +30,7 @@ const MOST_NAMES: usize = 64;
 #[derive(Debug)]
 struct LeadingNames {
     names: Vec<GlobMatcher>,
-    /// Whether the pattern goes on after them.
+    /// Whether the pattern continues after them.
     goes_on: bool,
 }
 
@@ -50,7 +50,7 @@ impl Globs {
                 None if plain.contains('/') => plain.to_owned(),
                 None => format!("**/{plain}"),
             };
-            // Nobody means to exclude the root.
+            // Excluding the root is never meant.
             if glob.is_empty() || glob == "**/" {
                 continue;
             }

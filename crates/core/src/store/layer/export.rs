@@ -156,7 +156,7 @@ impl FirstNames {
     }
 }
 
-/// What stands in a header.
+/// The fields of a header.
 struct Head<'a> {
     path: &'a [u8],
     kind: u8,

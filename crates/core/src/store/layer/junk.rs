@@ -16,7 +16,7 @@ use crate::store::layer::exclude::Globs;
 use crate::store::tree::open_file;
 use crate::store::{Result, StoreError};
 
-/// Junk of less is not worth a word.
+/// Smaller junk is not reported.
 const WORTH_TELLING: u64 = 1 << 20;
 /// What a process that crashed leaves is larger.
 const SMALLEST_CORE: u64 = 64 << 10;

@@ -1,8 +1,8 @@
 //! Copies a layer while it is written to.
 //!
 //! A checkpoint of a busy sandbox cannot seal the layer under its processes. They are frozen, the
-//! layer is copied into a new sealed one, and they go on. The first copy of a session is whole. Each
-//! later one holds only what changed since the one before and stands on top of it, so that
+//! layer is copied into a new sealed one, and they resume. The first copy of a session is whole.
+//! Each later one holds only what changed since the one before and stands on top of it, so that
 //!
 //! ```text
 //!   chain + copy 1 + copy 2 + … + copy n   shows what   chain + open layer   showed at copy n.
@@ -18,10 +18,10 @@
 //! - A hard link made or broken shows in the change time of all its names; a directory moved as a
 //!   whole does not. Names that were skipped are linked in the end when their file was copied.
 //!
-//! A first copy may be large, and nobody likes to be frozen for seconds. So it can be made *ahead*,
-//! while the writers go on ([`Store::copy_ahead`]). Such a copy may be torn, which does no harm: it
-//! begins with a sync, and whatever changed since before that sync is copied again by the copy that
-//! is made on top of it with the writers frozen.
+//! A first copy may be large, and would freeze the writers for seconds. So it can be made *ahead*,
+//! while the writers continue ([`Store::copy_ahead`]). Such a copy may be torn, which does no harm:
+//! it begins with a sync, and whatever changed since before that sync is copied again by the copy
+//! that is made on top of it with the writers frozen.
 //!
 //! What vanished from the layer leaves a whiteout in the copy. That is right because overlayfs leaves
 //! a whiteout itself where a lower layer has the name. The one case that has no such answer, a
@@ -206,7 +206,7 @@ impl Store {
             self.sync_now()?;
             return Ok((None, LiveCopy { layers: chain.to_vec(), seen: None }));
         }
-        // A copy is new work: the session goes on without it.
+        // A copy is new work: the session continues without it.
         self.refuse_beyond(self.usable()?.usable, measure(&diff)?.bytes)?;
         let (layer, seen) = self.copy_tree(&diff, None, LayerWriters::Frozen)?.unwrap_or_default();
         let copied = layer.iter().map(|layer| layer.id.clone());
@@ -241,7 +241,7 @@ impl Store {
     }
 }
 
-/// What came of a copy: the layer, if there was anything to copy, and what was seen.
+/// The result of a copy: the layer, if there was anything to copy, and what was seen.
 type Stored = (Option<Layer>, Option<Arc<CopiedNames>>);
 
 /// What was copied: whether there was anything, and what was seen.

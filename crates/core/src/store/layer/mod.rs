@@ -1,4 +1,4 @@
-//! The life of a layer: begun, written by a session, sealed, collected.
+//! The lifecycle of a layer: begun, written by a session, sealed, collected.
 //!
 //! ```text
 //!   begin ----> open ----> sealed ----> gone
@@ -142,7 +142,7 @@ impl Store {
         self.layer_dir(id).join("diff")
     }
 
-    /// Whether nothing was written to an open layer. Nobody knows what is on a machine's disk.
+    /// Whether nothing was written to an open layer. The content of a machine's disk is unknown.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl Store {
         blocking(move || store.sealed(&id)).await
     }
 
-    /// Whether all of these are sealed and their files are there.
+    /// Whether all of these are sealed and their files exist.
     pub async fn has_layers(&self, ids: &[LayerId]) -> bool {
         let (store, ids) = (self.clone(), ids.to_vec());
         let there = move || {

@@ -35,7 +35,7 @@ impl Manifest for Quarantine {
     }
 }
 
-/// A file that is to be kept aside.
+/// A file that is to be quarantined.
 #[derive(Debug, Clone)]
 pub struct FileToQuarantine {
     /// Where it is, from the layer's root.

@@ -1,12 +1,14 @@
 //! Limits the size of an open layer by project quotas, where the filesystem has them.
 //!
-//! The quota is the filesystem's word: it counts blocks and inodes, those of files that were removed and are still open included, and a
-//! write beyond it fails while whoever wrote goes on. An open layer's `diff/` and `work/` are put into a *project* of the layer's own,
-//! which all that overlayfs makes in them inherits.
+//! The filesystem enforces the quota: it counts blocks and inodes, those of files that were removed
+//! and are still open included, and a write beyond it fails while its process continues. An open
+//! layer's `diff/` and `work/` are put into a *project* of the layer's own, which all that
+//! overlayfs makes in them inherits.
 //!
 //! *Whose number.* A project's number follows from the layer's id and is in a range of our own; the first that nothing is in and
-//! nothing limits is taken. Nothing is on record: what is in a sealed layer stays in its project, which nobody else takes for as long
-//! as one file of it is there, and whose limit is of no consequence, because nobody writes to it.
+//! nothing limits is taken. Nothing is on record: what is in a sealed layer stays in its project,
+//! which no other layer takes for as long as one file of it exists, and whose limit has no effect,
+//! because nothing writes to it.
 //!
 //! *Why not on btrfs.* Its quotas (qgroups) are those of subvolumes, so every layer would have to be one. Inodes are numbered
 //! for each subvolume, and overlayfs shows the numbers of layers on one filesystem as they are: two files would have one number. And
@@ -31,7 +33,7 @@ const FIRST: u32 = 1 << 30;
 /// How many numbers are tried.
 const TRIED: u32 = 64;
 
-/// One inode for so many bytes of a disk limit, as a machine's own disk has them.
+/// The number of bytes of a disk limit per inode, as on a machine's own disk.
 pub(crate) const BYTES_PER_INODE: u64 = 8 << 10;
 /// The least of them.
 const INODES_AT_LEAST: u64 = 4096;
@@ -60,7 +62,7 @@ pub enum Enforcement {
 ///
 /// # Errors
 ///
-/// Returns what the system said when there is no such directory.
+/// Returns the system's error when there is no such directory.
 pub fn enforcement(directory: &Path) -> io::Result<Enforcement> {
     let on = File::open(directory)?;
     let kind = rustix::fs::fstatfs(&on)?.f_type as u64;
@@ -136,7 +138,8 @@ impl Store {
         Ok(found.filter(|project| (FIRST..FIRST * 2).contains(project)))
     }
 
-    /// Gives an empty layer a project. One that somebody wrote to without is left alone: what is there would not count.
+    /// Gives an empty layer a project. A layer that was written to without one is left alone: its
+    /// existing files would not count.
     fn give_project(&self, open: &LayerId, limit: Amount) -> Result<bool> {
         let parts = [self.diff_dir(open), self.layer_dir(open).join("work")];
         for part in &parts {
@@ -172,7 +175,7 @@ impl Store {
     }
 }
 
-/// A number that no file has and nobody limits.
+/// A number that no file has and no limit uses.
 fn free_project(on: BorrowedFd<'_>, layer: &LayerId) -> Option<u32> {
     let digest = Sha256::digest(layer.as_str());
     let begin = u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]]);

@@ -80,7 +80,7 @@ impl MeasuredLayer {
 #[derive(Debug, Clone)]
 #[must_use = "a layer that is ready is still open until it is committed"]
 pub enum Sealing {
-    /// Its manifest is there too.
+    /// Its manifest exists too.
     Sealed(Layer),
     /// Its manifest is still to be written, by [`Store::commit`].
     Ready(Layer),
@@ -88,8 +88,8 @@ pub enum Sealing {
 
 impl Store {
     /// Seals a layer that nothing writes to any more. An empty one makes no layer, however often it is
-    /// asked for, and is left to be [discarded](Self::discard) when no record names it any more.
-    /// Sealing a sealed layer answers with what it is.
+    /// asked for, and is left to be [discarded](Self::discard) when no record references it any
+    /// more. Sealing a sealed layer returns that layer.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl Store {
     }
 
     /// Does all that [`seal`](Self::seal) does but write the manifest, which is left to [`commit`](Self::commit), and
-    /// tells what is in the layer that may not be meant to be.
+    /// returns what is in the layer that may not be meant to be.
     ///
     /// # Errors
     ///
@@ -139,8 +139,9 @@ impl Store {
         blocking(move || Ok(measure_looking(&diff, true, Some(&rules))?.1)).await
     }
 
-    /// Visits every name of an open layer that nobody writes to, with the lowest priority, so that its seal need not. `None`
-    /// if nothing was written to it. Ends with an error once `stop` is true.
+    /// Visits every name of an open layer that nothing writes to, with the lowest priority, so that
+    /// its seal need not. `None` if nothing was written to it. Ends with an error once `stop` is
+    /// true.
     ///
     /// # Errors
     ///
@@ -180,7 +181,8 @@ impl Store {
     ) -> Result<(Option<Sealing>, Vec<Junk>)> {
         match self.get::<Layer>(id) {
             Ok(sealed) => {
-                // Whoever sealed it may have died, or failed, before that was on stable storage.
+                // The daemon that sealed it may have died, or failed, before that was on stable
+                // storage.
                 self.sync_now()?;
                 return Ok((Some(Sealing::Sealed(sealed)), Vec::new()));
             }
@@ -251,7 +253,7 @@ impl Store {
         }
     }
 
-    /// Makes a place to build a layer in that nobody sees before it is whole.
+    /// Makes a place to build a layer in that is not visible before it is whole.
     pub(in crate::store) fn stage(&self) -> Result<(LayerId, PathBuf)> {
         let id = LayerId::fresh();
         self.build_begins(&id);

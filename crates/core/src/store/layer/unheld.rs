@@ -7,7 +7,7 @@ use crate::model::{Layer, LayerId, Timestamp};
 use crate::store::manifest::{id_of, list};
 use crate::store::{Result, Store, StoreError, blocking};
 
-/// A layer that nobody holds.
+/// A layer that nothing holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unheld {
     /// The layer.
@@ -59,8 +59,9 @@ impl Store {
         .await
     }
 
-    /// Moves a layer to the trash that nobody holds. `named` says whether some manifest names it; it is asked before the
-    /// move, together with all holds, and once more after it. False when the layer stays.
+    /// Moves a layer to the trash that nothing holds. `named` returns whether some manifest
+    /// references it; it is called before the move, together with all holds, and once more after
+    /// it. False when the layer stays.
     ///
     /// # Errors
     ///

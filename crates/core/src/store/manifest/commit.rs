@@ -123,8 +123,8 @@ fn parent_of(path: &Path) -> PathBuf {
     path.parent().unwrap_or(path).to_owned()
 }
 
-/// Does `work` for each at the same time, and waits for all. What waits for the disk waits for the same
-/// commit of its journal then.
+/// Does `work` for each at the same time, and waits for all. All syncs wait for the same journal
+/// commit then.
 fn side_by_side<T: Sync>(all: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
     let Some((here, others)) = all.split_first() else { return Ok(()) };
     let work = &work;

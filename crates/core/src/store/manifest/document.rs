@@ -160,7 +160,7 @@ pub(in crate::store) fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-/// Refuses to go on when the file is a document of a later format.
+/// Returns an error when the file is a document of a later format.
 pub(in crate::store) fn refuse_later(path: &Path) -> Result<()> {
     let mut begin = [0u8; 64];
     let read = match File::open(path) {
@@ -169,7 +169,7 @@ pub(in crate::store) fn refuse_later(path: &Path) -> Result<()> {
         Err(error) => Err(error),
     };
     let Ok(length) = read else {
-        // It cannot be read, so it is replaced like any damaged document: by whoever knows better.
+        // It cannot be read, so its owner replaces it like any damaged document.
         return Ok(());
     };
     match format_in(&begin[..length]) {
@@ -180,7 +180,7 @@ pub(in crate::store) fn refuse_later(path: &Path) -> Result<()> {
     }
 }
 
-/// The format that the beginning of a document tells.
+/// The format that the beginning of a document gives.
 fn format_in(begin: &[u8]) -> Option<u32> {
     let text = String::from_utf8_lossy(begin);
     let after = text.trim_start().strip_prefix('{')?.trim_start().strip_prefix("\"format\"")?;

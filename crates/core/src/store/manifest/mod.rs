@@ -50,7 +50,8 @@ pub trait Manifest: Serialize + DeserializeOwned + Send + Sync + 'static {
     const KIND: &'static str;
     /// Whether a version that is not synced leaves the last synced one in its place.
     const KEEP_LAST: bool = false;
-    /// Whether it makes the directory it lies in, which others share. Those are refused before it is there, and after it is gone.
+    /// Whether it makes the directory it lies in, which others share. Those are refused before it
+    /// exists, and after it is gone.
     const FOUNDS_DIRECTORY: bool = false;
 
     /// Its own key.
@@ -192,7 +193,7 @@ impl Store {
         blocking(move || scan_files(json_files(&dir)?)).await
     }
 
-    /// Where a command's log lies. The directory is there once the command has been written.
+    /// Where a command's log lies. The directory exists once the command has been written.
     #[must_use]
     pub fn log_path(&self, sandbox: &SandboxId, command: &CommandId) -> PathBuf {
         self.sandbox_dir(sandbox).join("commands").join(format!("{command}.log"))
@@ -238,7 +239,7 @@ impl Store {
         }
     }
 
-    /// Writes a file of the data directory, in a directory that is there.
+    /// Writes a file of the data directory, in an existing directory.
     pub(in crate::store) fn put(
         &self,
         place: &Path,
@@ -283,8 +284,8 @@ impl Store {
         }
     }
 
-    /// Writes a document together with the directory it lies in. Both come into being by one rename, so that whoever finds
-    /// the directory finds the document in it.
+    /// Writes a document together with the directory it lies in. One rename makes both visible, so
+    /// that every reader that finds the directory finds the document in it.
     fn found(&self, place: &Path, bytes: &[u8], durability: Durability) -> Result<()> {
         let path = self.data_dir().join(place);
         let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
@@ -315,8 +316,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes directories of sandboxes in which nothing is. A create that was cut short by a power cut leaves such a one; nobody
-    /// was told of that sandbox.
+    /// Removes empty directories of sandboxes. A create that was cut short by a power cut leaves
+    /// such a one; that sandbox was never reported to anybody.
     pub(in crate::store) fn remove_empty_sandboxes(&self) -> Result<()> {
         for dir in list(&self.data_dir().join("sandboxes"))? {
             // Refused by the kernel if anything is in it.
@@ -327,7 +328,7 @@ impl Store {
         Ok(())
     }
 
-    /// A name in `tmp/` that nobody else uses.
+    /// A name in `tmp/` that nothing else uses.
     pub(in crate::store) fn fresh_tmp(&self, what: &str) -> PathBuf {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -496,8 +497,8 @@ pub(in crate::store) fn id_of(path: &Path) -> &str {
     path.file_stem().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-/// Makes the directory a document goes into, and tells which had to be made: the entry of each is to
-/// be synced as well. The directory of a sandbox is never made here: see [`Store::found`].
+/// Makes the directory a document goes into, and returns which had to be made: the entry of each is
+/// to be synced as well. The directory of a sandbox is never made here: see [`Store::found`].
 pub(in crate::store) fn ensure_parent(data: &Path, place: &Path) -> Result<Vec<PathBuf>> {
     let path = data.join(place);
     let missing: Vec<PathBuf> =

@@ -2,8 +2,9 @@
 //!
 //! Every write with [`Durability::Soon`](crate::store::Durability::Soon) is listed here until a sync of the
 //! whole filesystem that began after it has succeeded. Then a `.next` takes the place of the synced
-//! version. When a sync fails, the kernel may have dropped what was to be written and will not say so
-//! again, so everything that is listed is written again, synced, before a later sync counts as good.
+//! version. When a sync fails, the kernel may have dropped what was to be written and will not
+//! report it again, so everything that is listed is written again, synced, before a later sync
+//! counts as good.
 //!
 //! The list's lock is held over every rename of a document: a `.next` that was synced must not take the
 //! place of a version that was written after it.
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use crate::store::manifest::{self, Durability, last_of, next_of, parse, write_file};
 use crate::store::{Result, Store, StoreError, io_error};
 
-/// How many unsynced documents there may be before whoever writes the next one waits for a sync.
+/// How many unsynced documents there may be before the next writer waits for a sync.
 const MOST: usize = 10_000;
 
 /// Documents that were written since the last sync.

@@ -10,8 +10,8 @@ use crate::model::{LayerId, MemoryId, MemoryLayer, PAGE, PageIndex};
 use crate::store::{NewMemory, Result, Store, StoreError, blocking, io_error};
 
 impl Store {
-    /// Checks that the disks of an image, whose first layer is the topmost, are all there, and says where its layers lie. Nothing
-    /// is said about its pages.
+    /// Checks that the disks of an image, whose first layer is the topmost, are all there, and
+    /// returns where its layers lie. Its pages are not checked.
     ///
     /// # Errors
     ///
@@ -36,8 +36,8 @@ impl Store {
         Ok(dirs)
     }
 
-    /// Seals what a capture took of a disk, and drops the memory that went with it. The answer tells whether there was a disk:
-    /// without one nothing was taken, and nothing is left.
+    /// Seals what a capture took of a disk, and drops the memory that went with it. The result is
+    /// whether there was a disk: without one nothing was taken, and nothing is left.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! The life of a memory layer: begun, captured into, sealed, collected. `docs/formats/memory.md` is what lies there.
+//! The lifecycle of a memory layer: begun, captured into, sealed, collected.
+//! `docs/formats/memory.md` describes its files.
 //!
 //! ```text
 //!   begin ----> being written ----> sealed ----> gone
@@ -31,7 +32,7 @@ const SMALL: [&str; 2] = ["devices", "index"];
 /// How long a template that no machine was started from stays, in days.
 const TEMPLATE_DAYS: i64 = 30;
 
-/// What a capture tells about the layer it wrote.
+/// A capture's report about the layer it wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewMemory {
     /// What it was made with.
@@ -51,7 +52,7 @@ pub struct CollectedMemory {
     pub layers: Vec<MemoryId>,
     /// The space they took.
     pub bytes: u64,
-    /// Templates that nobody had used for long, by their keys.
+    /// Templates that had been unused for long, by their keys.
     pub templates: Vec<String>,
     /// Templates that are still there.
     pub kept: Vec<Template>,
@@ -87,7 +88,7 @@ impl Manifest for Template {
 }
 
 impl Store {
-    /// Begins a memory layer, and says in which directory it is to be written.
+    /// Begins a memory layer, and returns the directory to write it in.
     ///
     /// # Errors
     ///
@@ -171,7 +172,7 @@ impl Store {
             sealed_at: now(),
         };
         let place = MemoryLayer::place(id);
-        // The directory's own entry comes first: with the seal the layer is there whole.
+        // The directory's own entry comes first: with the seal the layer is complete.
         sync_parent(&dir)?;
         self.put(&place, &to_json(&layer, &place)?, Durability::Synced, false)?;
         failpoint::pass("store.seal_memory.sealed");
@@ -179,7 +180,7 @@ impl Store {
     }
 
     /// Checks that an image, whose first layer is the topmost, can be used, and says where its layers lie. Large files are only
-    /// measured. Whether it suits this host is for its fingerprint to tell.
+    /// measured. Its fingerprint decides whether it suits this host.
     ///
     /// # Errors
     ///
@@ -352,8 +353,9 @@ impl Store {
         .await
     }
 
-    /// Removes the records of templates that nobody used for a month, and answers with those that stay and with what does not
-    /// read. A damaged record is left: the template is made again when it is needed, and its record with it.
+    /// Removes the records of templates that were unused for a month, and returns those that stay
+    /// and those that cannot be read. A damaged record is left: the template is made again when it
+    /// is needed, and its record with it.
     ///
     /// # Errors
     ///
@@ -387,7 +389,7 @@ impl Store {
     ) -> Result<CollectedMemory> {
         let (mut collected, damaged) = self.drop_stale_templates().await?;
         if !damaged.is_empty() {
-            // Nobody knows which layers those hold.
+            // It is unknown which layers those hold.
             return Ok(collected);
         }
         let mut held = live.clone();

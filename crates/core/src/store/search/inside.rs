@@ -19,16 +19,16 @@ use crate::model::Encoding;
 const DEPTH: usize = 3;
 /// A file may unpack to so much, however small it is.
 const ALWAYS: u64 = 64 << 20;
-/// And to so many times its size.
+/// And to this many times its size.
 const RATIO: u64 = 200;
 /// And to no more than this.
 const MOST: u64 = 2 << 30;
 /// How many members are looked at.
 const MEMBERS: u64 = 200_000;
-/// How much of a file tells what it is.
+/// How much of a file shows what it is.
 pub(super) const HEAD: usize = 512;
 
-/// What a file is, as its first bytes tell.
+/// What a file is, as its first bytes show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Container {
     Gzip,
@@ -305,7 +305,7 @@ impl<'n> FileSearch<'n> {
             }
             match (method, unknown) {
                 (8, true) => {
-                    // A deflated member tells its own end; after it comes a note of its sizes.
+                    // A deflated member marks its own end; after it comes a note of its sizes.
                     let mut inflate = DeflateDecoder::new(&mut stream);
                     self.member(&mut inflate, &path, depth)?;
                     io::copy(&mut inflate, &mut io::sink())?;

@@ -23,8 +23,8 @@ use crate::store::walk::vanished;
 use crate::store::{Result, Store, StoreError, blocking};
 
 impl Store {
-    /// Masks what was found in an open layer that nobody writes to, and that stands on `chain`. What
-    /// cannot be masked is left as it is.
+    /// Masks what was found in an open layer that nothing writes to, and that stands on `chain`.
+    /// What cannot be masked is left as it is.
     ///
     /// # Errors
     ///

@@ -35,7 +35,8 @@ pub struct InMemory {
 }
 
 impl Store {
-    /// Searches a memory layer, sealed or not; each value is told once for each file and each way in which it is written.
+    /// Searches a memory layer, sealed or not; each value is reported once for each file and each
+    /// way in which it is written.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! Searches what a session wrote for secret values before it is sealed.
 //!
 //! All of an open layer is searched: names, contents, what links say, attributes, and what is inside
-//! archives ([`inside`]). The tree is one that nobody vouches for: it is walked like every other
-//! (`tree`), no link is followed, special files are not opened, and while the session still runs
-//! anything may vanish or change under the search.
+//! archives ([`inside`]). The tree is untrusted: it is walked like every other (`tree`), no link is
+//! followed, special files are not opened, and while the session still runs anything may vanish or
+//! change under the search.
 //!
 //! A search of a running session can be made use of by the one after its end: [`SearchedFiles`] remembers which
 //! files were searched, by inode and change time, as copies of a live layer do (`live`), and for the same
@@ -104,7 +104,7 @@ pub struct SearchedFiles(HashMap<u64, (i64, u32)>);
 /// Whether the session still runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writers {
-    /// Nobody writes: what cannot be read is an error.
+    /// Nothing writes: an unreadable file is an error.
     None,
     /// What vanishes meanwhile is passed over.
     Busy,
@@ -309,7 +309,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Searches a file, and what is inside it; tells whether it is an archive.
+    /// Searches a file, and what is inside it; returns whether it is an archive.
     fn contents(
         &self,
         file: &OwnedFd,
@@ -327,7 +327,7 @@ impl Walk<'_> {
         let found = Finder { walk: self, path: path.to_vec(), stat, container: kind.is_some() };
         let mut first: Vec<usize> = Vec::new();
         let mut keep = |one: scan::ScanMatch| {
-            // Where else it is in the same file tells nobody more.
+            // One place of it in a file is enough for a report.
             if !first.contains(&one.hit.secret) {
                 first.push(one.hit.secret);
                 let offset = Some(one.offset());
@@ -366,7 +366,7 @@ impl Walk<'_> {
     }
 }
 
-/// Searches what is not a hole of a file, until `keep` has had enough. Tells how much was read.
+/// Searches what is not a hole of a file, until `keep` has had enough. Returns how much was read.
 fn scan_file(
     file: &OwnedFd,
     stat: &Statx,

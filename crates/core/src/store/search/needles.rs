@@ -5,7 +5,7 @@
 //! break lines, indent and escape, so a form is not looked for whole: the automaton looks for one or
 //! two *pieces* of it that fit on a line, and where it finds one, the rest of the form is compared to
 //! both sides, white space aside. Most of the form must be there for a hit, so that two values that
-//! begin alike are told apart.
+//! begin alike are distinguished.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -235,7 +235,7 @@ fn pieces_of(text: &[u8], wraps: bool) -> Vec<Range<usize>> {
     if window.len() < 2 * SHORTEST_PIECE {
         return vec![window];
     }
-    // A line ends in the window once at the most, so one of its halves is whole.
+    // At most one line ends in the window, so one of its halves is whole.
     let half = window.start + window.len() / 2;
     vec![window.start..half, half..window.end]
 }

@@ -1,9 +1,9 @@
 //! Free disk space, and which operations are refused when it runs out.
 //!
-//! New work may not use the last part of the filesystem, the *reserve*. A seal may: the reserve is there
-//! to keep what a session wrote. Before work is refused, the engine may free space (see
-//! [`Store::set_space_reclaimer`]). On a disk that is full to the last block, a file without content is given up
-//! so that a session can still be ended ([`reserve_file`]).
+//! New work may not use the last part of the filesystem, the *reserve*. A seal may: the reserve
+//! exists to keep what a session wrote. Before work is refused, the engine may free space (see
+//! [`Store::set_space_reclaimer`]). On a disk that is full to the last block, a file without
+//! content is given up so that a session can still be ended ([`reserve_file`]).
 
 pub(super) mod reserve_file;
 
@@ -38,7 +38,7 @@ impl std::fmt::Debug for ReclaimerSlot {
 }
 
 impl Store {
-    /// Says who frees space, before new work is refused for want of it. Only the first to say so counts.
+    /// Sets what frees space before new work is refused for lack of it. Only the first call counts.
     pub fn set_space_reclaimer(&self, reclaimer: SpaceReclaimer) {
         let _ = self.inner.reclaimer.0.set(reclaimer);
     }
@@ -93,8 +93,9 @@ impl Store {
         self.refuse_beyond(self.free_space()?.0, layer::SEAL_NEEDS)
     }
 
-    /// How much the files of a machine's disk may take when they become a layer. They may be many times the reserve, which is there for
-    /// everybody: of that they get a fourth at the most, so that a small session can be kept on a full disk.
+    /// How much the files of a machine's disk may take when they become a layer. They may be many
+    /// times the reserve, which is for all sandboxes: of that they get at most a fourth, so that a
+    /// small session can be kept on a full disk.
     ///
     /// # Errors
     ///

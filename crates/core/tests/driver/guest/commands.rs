@@ -514,7 +514,7 @@ async fn input_is_counted_to_the_byte_while_nobody_reads() {
     assert_eq!(count.written, 64 << 10, "what a pipe holds");
     assert_eq!(count.taken, count.written + WINDOW as u64, "and a window behind it");
 
-    // The next connection is told the same, and the bytes in between are there once.
+    // The next connection gets the same, and the bytes in between arrive once.
     drop(guest);
     let guest = machine.connect().await;
     let process = guest.attach("a", 0, 0).await.expect("it is known");
@@ -524,7 +524,7 @@ async fn input_is_counted_to_the_byte_while_nobody_reads() {
     process.stdin.send(rest).await.expect("it reads");
     process.stdin.written(bytes.len() as u64).await.expect("all of it");
     process.stdin.close().await.expect("it reads to the end");
-    // A third one hears that the input is closed, however much of it was read.
+    // A third one sees that the input is closed, however much of it was read.
     let guest = machine.connect().await;
     let mut process = guest.attach("a", 0, 500_000).await.expect("it is known");
     let refused = process.stdin.written(500_001).await;

@@ -148,7 +148,7 @@ async fn the_kernel_checks_the_user() {
     write(&guest, at_as(&file, "nobody"), "mine").await;
     let meta = fs::metadata(&file).expect("there");
     assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (65534, 65534, 0o644));
-    // Root edits it, and it stays nobody's.
+    // Root edits it, and it still belongs to `nobody`.
     write(&guest, at(&file), "edited").await;
     assert_eq!(fs::metadata(&file).expect("there").uid(), 65534);
     // Read-only for its owner: a rename could, but the file says no.

@@ -294,7 +294,7 @@ async fn a_slow_transfer_has_all_the_time_it_takes() {
         bytes += more.len();
         pieces += 1;
         if pieces == 1 {
-            // Whoever reads may be as slow as they like.
+            // A reader may be as slow as it likes.
             tokio::time::sleep(2 * SHORT.progress).await;
         }
     }

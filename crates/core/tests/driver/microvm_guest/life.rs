@@ -1,4 +1,4 @@
-//! From nobody's machine to a sandbox's, over a link that breaks, to its end.
+//! From an unassigned machine to a sandbox's, over a link that breaks, to its end.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,8 @@ use tokio::net::UnixStream;
 
 use crate::microvm_guest::machine::{Files, PATIENCE, assemble, identity, renew};
 
-/// A machine's files with a small system on its only layer; nothing, and the reason said, where there can be none.
+/// A machine's files with a small system on its only layer; nothing, and the reason printed, where
+/// there can be none.
 pub(crate) fn files(test: &str) -> Option<Files> {
     let kernel = match microvm::kernel() {
         Ok(kernel) => kernel,
@@ -175,7 +176,8 @@ async fn another(inside: &Inside) {
     assert!(inside.sh("cat /etc/hosts").await.out.contains("localhost second"));
 }
 
-/// Output is neither lost nor doubled when connections are cut in the middle of it, and rubbish on the port harms nobody.
+/// Output is neither lost nor doubled when connections are cut in the middle of it, and invalid
+/// bytes on the port do no harm.
 async fn over_broken_links(machine: &mut crate::microvm_guest::machine::Machine) {
     let script = "n=0; while [ $n -lt 20000 ]; do echo line-$n; n=$((n+1)); done; exit 7";
     let mut kept = Vec::new();

@@ -47,7 +47,7 @@ impl Files {
         }
     }
 
-    /// A device with an empty filesystem of so many bytes.
+    /// A device with an empty filesystem of `bytes` bytes.
     pub(crate) fn disk(&mut self, serial: &str, bytes: u64) {
         let image = self.dir.path().join(format!("{serial}.ext4"));
         File::create(&image).and_then(|file| file.set_len(bytes)).expect("a hole");

@@ -139,7 +139,7 @@ async fn what_was_written_comes_out() {
     assert_eq!(inside.sh("sync").await.code, 0);
     drop((inside, machine));
 
-    // The machine was ended without a word. What it had written to its disks is found by another.
+    // The machine was killed. Another one finds what it had written to its disks.
     let mut machine = files.boot();
     let guest = machine.connect().await;
     guest.assemble(with_drives(true)).await.expect("mounted");

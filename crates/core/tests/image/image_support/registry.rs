@@ -34,7 +34,7 @@ impl Drop for RealRegistry {
 }
 
 impl RealRegistry {
-    /// Starts one, if the program is there.
+    /// Starts one, if the program exists.
     #[allow(clippy::print_stdout, reason = "a test that cannot run says so")]
     pub(crate) async fn start(test: &str, auth: bool) -> Option<Self> {
         const PROGRAM: &str = "/usr/bin/docker-registry";
@@ -218,7 +218,7 @@ impl Cutter {
     }
 }
 
-/// What was asked of a [`Script`].
+/// A request to a [`Script`].
 pub(crate) struct Request {
     pub(crate) method: String,
     pub(crate) path: String,
@@ -230,7 +230,7 @@ pub(crate) struct Request {
 /// What a [`Script`] answers: status, headers, body.
 pub(crate) type Answer = (u16, Vec<(&'static str, String)>, Vec<u8>);
 
-/// A registry that says what a test tells it to.
+/// A registry with the answers that a test gives it.
 pub(crate) struct Script {
     pub(crate) address: SocketAddr,
     task: tokio::task::JoinHandle<()>,

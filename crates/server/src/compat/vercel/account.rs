@@ -74,7 +74,7 @@ fn project_object(caller: &Caller) -> Value {
     })
 }
 
-/// Projects are made by operators (`keep project create`); one that is there is answered.
+/// Projects are made by operators (`keep project create`); an existing one is returned.
 async fn create_project(
     Acts(caller): Acts,
     State(app): State<Arc<App>>,

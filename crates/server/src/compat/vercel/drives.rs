@@ -1,6 +1,6 @@
 //! Drives: get or create, look, list, fork, delete; and where sandboxes mount them.
 //!
-//! A drive has a region here only to be told back. One that was made with none is in ours.
+//! A drive has a region here only to be returned to the client. One that was made without has ours.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -140,7 +140,7 @@ async fn get_or_create(
     let asked = fields.text("region")?.map(|text| short("region", text)).transpose()?;
     let max_size = fields.number("maxSizeBytes", 1..=1 << 50)?.map(Size);
     fields.end()?;
-    // Whoever asks for no region means the one it has.
+    // A request without a region means the one it has.
     let wanted = match (&asked, app.engine.drive(&caller.project, &name).await) {
         (Some(asked), Ok(found)) if asked != region(&found) => {
             let message = format!("Drive `{name}` already exists in region `{}`.", region(&found));

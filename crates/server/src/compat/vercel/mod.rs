@@ -9,8 +9,8 @@
 //! /ws/interactive              a terminal
 //! ```
 //!
-//! - `protocol`: how requests are read and answers written, in their words. What a client sends that the engine has no use for
-//!   (a region, say) is kept in the sandbox's `notes` and sent back.
+//! - `protocol`: how requests are read and answers written, in their format. What a client sends
+//!   that the engine has no use for (a region, say) is kept in the sandbox's `notes` and sent back.
 //! - `sandboxes`, `sessions`, `snapshots`, `drives`, `account`: the endpoints; `network`: their policies as ours.
 //!
 //! Their model differs from ours in these: every stop of a persistent sandbox answers with a snapshot,

@@ -1,4 +1,4 @@
-//! Network policies: theirs as ours, and back.
+//! Network policies: converts theirs to ours, and back.
 //!
 //! What is asked and what is answered differ in shape: a client sends `{allow, subnets}`, with rules under each
 //! domain, and reads `{mode: "custom", allowedDomains, injectionRules, …}`, in which values of headers do not occur.
@@ -23,15 +23,15 @@ use crate::api::App;
 
 /// Where earlier versions noted the policy, when there was no network to keep it in.
 pub(super) const NOTE: &str = "vercel.network";
-/// How the headers begin that tell a proxy of theirs where a request was meant to go.
+/// The prefix of the headers that name a request's original destination to a proxy of theirs.
 const FORWARDED: &str = "vercel-forwarded-";
 
-/// Where it is noted how a policy was written, where that differs from how we would tell it.
+/// Where it is noted how a policy was written, where that differs from how we would return it.
 pub(super) const AS_WRITTEN: &str = "vercel.networkPolicy";
 /// The size of a note is limited. A longer policy is returned in our own order.
 const LONGEST_NOTE: usize = 32 << 10;
 
-/// Reads a request's policy; answers also with what is to be noted of how it was written.
+/// Reads a request's policy; returns also the note about how it was written.
 pub(super) fn read(asked: &Ordered) -> Result<(Policy, Option<String>), VercelError> {
     let mut fields = Fields::of("networkPolicy", asked.to_value())?;
     let mode = match fields.text("mode")?.as_deref() {
@@ -94,7 +94,7 @@ pub(super) fn read(asked: &Ordered) -> Result<(Policy, Option<String>), VercelEr
     Ok((policy, note))
 }
 
-/// What is to be noted of how a policy was written: nothing, if it is told like that anyway.
+/// The note about how a policy was written: none, if it is returned like that anyway.
 fn note(asked: &Ordered, policy: &Policy, rules: Vec<RuleResponse>) -> Option<String> {
     let texts = |list: Option<&Ordered>| -> Vec<String> {
         let list = list.map(Ordered::items).unwrap_or_default();
@@ -194,10 +194,10 @@ fn exactness(domain: &DomainPattern) -> (bool, usize) {
     (!text.contains('*'), if text == "*" { 0 } else { text.split('.').count() })
 }
 
-/// In which list of an answer a rule is told, and how.
+/// The list of an answer in which a rule is returned, and its form there.
 type RuleResponse = (&'static str, Value);
 
-/// Reads a rule of a domain that was `written` so; answers also with how it is told as it was written.
+/// Reads a rule of a domain that was `written` so; returns it also in its form as it was written.
 fn rule_in(
     at: &str,
     written: &str,
@@ -232,7 +232,7 @@ fn rule_in(
         }
     };
     let rule = RequestRule { domain: domain.clone(), matches, action };
-    // Alone, so that what is wrong is told in the words it was written in.
+    // Alone, so that the error uses the words it was written in.
     let alone = Policy { mode: Mode::Custom, requests: vec![rule.clone()], ..Policy::default() };
     alone.check(at).map_err(|error| {
         let mut field = error.field.replacen(".requests[0]", "", 1);
@@ -346,7 +346,7 @@ fn response_in(at: &str, value: Value) -> Result<Action, VercelError> {
     Ok(Action::Answer(Answer { status, headers, body: body.unwrap_or_default() }))
 }
 
-/// What a sandbox may reach, as it is told: its own policy, or its project's.
+/// What a sandbox may reach, as it is returned: its own policy, or its project's.
 pub(super) fn of(app: &App, sandbox: &Sandbox) -> Value {
     match &sandbox.config.network {
         Some(policy) => {
@@ -354,7 +354,7 @@ pub(super) fn of(app: &App, sandbox: &Sandbox) -> Value {
             let note = sandbox.config.notes.get(AS_WRITTEN);
             let note = note.and_then(|note| serde_json::from_str::<Value>(note).ok());
             match note {
-                // Of another policy than the one that is in force now it says nothing.
+                // A note about another policy than the one in force does not count.
                 Some(mut note) if note["told"] == told => note["written"].take(),
                 _ => told,
             }

@@ -1,4 +1,4 @@
-//! Snapshots: list, look, delete, and the tree they form.
+//! Snapshots: list, get, delete, and the tree they form.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
 async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: QueryParams) -> Answer {
     let page = page(&asked, By::Created, Direction::Descending)?;
     let sandbox = match asked.text("name") {
-        // Snapshots outlive their sandbox, so a name nobody has is no mistake.
+        // Snapshots outlive their sandbox, so an unused name is no mistake.
         Some(name) => match name.parse() {
             Ok(name) => Some(name),
             Err(_) => {

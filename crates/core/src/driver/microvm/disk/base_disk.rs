@@ -28,7 +28,7 @@ pub(crate) fn base_disk(helpers: &Helpers, cache: &Path, bytes: u64) -> DriverRe
     let directory = cache.join("blank");
     let path = directory.join(format!("{bytes}.raw"));
     if let Ok(there) = File::open(&path) {
-        // So that it is known to be used. What is on record of it is of no consequence otherwise.
+        // Marks it as used; the time has no other meaning.
         let _ = there.set_modified(SystemTime::now());
         return Ok(path);
     }
@@ -54,8 +54,8 @@ pub(crate) fn base_disk(helpers: &Helpers, cache: &Path, bytes: u64) -> DriverRe
     Ok(path)
 }
 
-/// Removes blank disks that were not used lately, if there are many: whoever creates a sandbox chooses its size. One that is wanted
-/// again is made again, and machines that run have theirs open.
+/// Removes blank disks that were not used lately, if there are many: users choose the size of a
+/// sandbox. A disk is made again when it is needed again, and machines that run have theirs open.
 fn remove_unused(directory: &Path) {
     let Ok(listed) = fs::read_dir(directory) else { return };
     let used = |entry: fs::DirEntry| {

@@ -13,7 +13,7 @@ use super::qcow2::{CLUSTER, CLUSTER_BITS, PER_ENTRY, PER_TABLE, header};
 
 /// The bits of an entry that are an offset.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-/// What is there belongs to this disk alone.
+/// The cluster belongs to this disk alone.
 const OWN: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 /// It reads as zeros, whatever is below.

@@ -5,7 +5,8 @@
 //! (`packed_layers.rs`).
 //!
 //! A session's files are `<n>.qcow2` in its `disk_dir`; the highest number is the topmost. A capture hard-links the topmost file into a
-//! memory layer. From then on it has two links and is never written again, so the link count tells whether the topmost file is writable.
+//! memory layer. From then on it has two links and is never written again, so the link count shows
+//! whether the topmost file is writable.
 
 pub(super) mod base_disk;
 pub(super) mod merge;
@@ -67,7 +68,8 @@ pub(crate) fn assemble(source: &DiskSpec<'_>) -> DriverResult<Disk> {
         written.push((format!("{name}-image-{number}"), path));
     }
     let mut session = session(directory).map_err(failed("list", directory))?;
-    // The host lost power before anything was flushed to it: nothing that anybody was told of is on it.
+    // The host lost power before anything was flushed to it: nothing on it was ever reported as
+    // written.
     if let Some((_, path)) = session.last()
         && fs::metadata(path).is_ok_and(|about| about.nlink() == 1)
         && qcow2::is_lost(path).map_err(failed("read the disk", path))?

@@ -34,8 +34,9 @@ use crate::model::{Reserve, RootFs};
 const STEP: usize = 4;
 /// The program that packs.
 const PACKER: &str = "mkfs.erofs";
-/// How long a path in a layer may be that it packs. It goes by paths, which the kernel takes up to 4096 bytes of, and leaves out what is beyond
-/// without a word; its stack grows with their depth.
+/// How long a path in a layer may be that it packs. The packer works with paths, which the kernel
+/// accepts up to 4096 bytes, and leaves out longer ones without an error; its stack grows with
+/// their depth.
 const LONGEST: usize = 3900;
 /// What packing may use. Layers may be large, and it reads all of them.
 const PACKING: HelperLimits =
@@ -72,7 +73,7 @@ impl PackedLayers {
         split(&root.lower, root.image).map(|layers| self.packed(&root.layers_dir, layers)).collect()
     }
 
-    /// What tells packed layers from any others, their like packed again included.
+    /// What distinguishes packed layers from any others, including the same layers packed again.
     pub(crate) fn mark(path: &Path) -> DriverResult<String> {
         let uuid = match contents(path) {
             Some(contents) => contents.uuid,

@@ -1,4 +1,4 @@
-//! Empty qcow2 files: what goes on top of a disk before anything is written to it.
+//! Empty qcow2 files: the overlays that are put on top of a disk before anything is written to it.
 //!
 //! Written by hand because it is sixty lines, and a program for it (`qemu-img`) would be one more thing to install and to
 //! run whenever a machine starts. The name of what is below is not in the file: the chain is given to the hypervisor by

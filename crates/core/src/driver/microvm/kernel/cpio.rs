@@ -23,7 +23,7 @@ impl CpioArchive {
         self.entry(name, 0o020_000 | mode, device, 0);
     }
 
-    /// Adds a file. One of more than four gigabytes cannot be said.
+    /// Adds a file. The format cannot describe one of more than four gigabytes.
     pub(super) fn file(&mut self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
         let size = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
         self.entry(name, 0o100_000 | mode, (0, 0), size);

@@ -68,7 +68,7 @@ pub fn prepare(vmlinuz: &Path, modules: &Path, agent: &[u8], into: &Path) -> io:
     }
     archive.file("modules/order", 0o644, order.as_bytes())?;
     fs::create_dir_all(into).map_err(|error| at(into, &error))?;
-    // Without a record, what is there counts for nothing.
+    // Without a record, the existing files do not count.
     match fs::remove_file(into.join(RECORD)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(at(&into.join(RECORD), &error));
@@ -130,7 +130,8 @@ fn kernel(dir: &Path, digest: String) -> io::Result<Kernel> {
     Ok(Kernel { vmlinuz, head, initramfs: dir.join("initramfs"), digest })
 }
 
-/// The part of a bzImage that is run in real mode, whose length its header tells, and a page of what follows.
+/// The part of a bzImage that runs in real mode, whose length is in its header, and a page of what
+/// follows.
 fn head_of(vmlinuz: &Path) -> io::Result<Vec<u8>> {
     const SECTOR: u64 = 512;
     const SETUP_SECTORS: usize = 0x1f1;
@@ -138,7 +139,7 @@ fn head_of(vmlinuz: &Path) -> io::Result<Vec<u8>> {
     let mut file = fs::File::open(vmlinuz)?;
     let mut bytes = Vec::new();
     file.by_ref().take(2 * SECTOR).read_to_end(&mut bytes)?;
-    // None said is four, by the oldest of its protocols.
+    // In the oldest protocol, zero means four.
     let sectors = bytes.get(SETUP_SECTORS).copied().filter(|sectors| *sectors > 0).unwrap_or(4);
     let length = (u64::from(sectors) + 1) * SECTOR + 4096;
     let rest = length.max(16 << 10).saturating_sub(bytes.len() as u64);

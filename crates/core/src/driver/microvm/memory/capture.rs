@@ -1,7 +1,8 @@
 //! Writes the pages of a machine's RAM that differ from the image below it.
 //!
 //! RAM is private memory over page files, so a page that the machine changed is an *anonymous* page of its process, and the
-//! kernel tells which those are. Many of them hold what they held before, or nothing: only what differs is written.
+//! kernel reports which those are. Many of them hold what they held before, or zeros: only pages
+//! that differ are written.
 
 use std::fs::File;
 use std::io;
@@ -48,7 +49,7 @@ impl PagesWritten {
     ///
     /// # Errors
     ///
-    /// Returns what the filesystem said; what was captured does not count then.
+    /// Returns the filesystem's error; what was captured is not valid then.
     pub fn sync(&self) -> io::Result<()> {
         self.files.iter().try_for_each(File::sync_all)
     }
@@ -73,7 +74,7 @@ pub fn capture_pages(
     capture_within(MOST_ENTRIES, pid, at, ram, image, into, reserve)
 }
 
-/// The same, with RAM in at most so many pieces.
+/// The same, with RAM in at most `most` pieces.
 pub(super) fn capture_within(
     most: usize,
     pid: u32,
@@ -447,7 +448,7 @@ impl ImageBelow {
         Ok(below)
     }
 
-    /// Reads what is known of a batch, and tells which parts of the buffer that is.
+    /// Reads what is known of a batch, and returns which parts of the buffer that is.
     fn read(&self, batch: &Range<u64>, into: &mut Vec<u8>) -> io::Result<Vec<Range<usize>>> {
         into.resize(BATCH as usize * SIZE, 0);
         let first = self.extents.partition_point(|extent| extent.end() <= batch.start);

@@ -9,7 +9,8 @@ use super::map::overlay;
 use super::{layers_of, trouble};
 use crate::model::{PAGE, PageIndex, PageRun};
 
-/// Where runs of zeros are said to be while they are laid over each other: at their own place in a file that nobody has.
+/// The place that runs of zeros get while they are laid over each other: their own offset in a file
+/// that does not exist.
 const NOWHERE: u64 = 1 << 62;
 const BUFFER: u64 = 1 << 20;
 

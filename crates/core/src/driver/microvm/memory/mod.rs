@@ -1,7 +1,7 @@
-//! A machine's RAM: what of it is kept, and how it is put under a machine again.
+//! A machine's RAM: what is kept of it, and how it is mapped into a machine again.
 //!
-//! `docs/MICROVM.md` tells how RAM is mapped, `docs/formats/memory.md` what is written. Nothing here talks to a hypervisor:
-//! it is told where in which process RAM is.
+//! `docs/MICROVM.md` describes how RAM is mapped, `docs/formats/memory.md` what is written. Nothing
+//! here talks to a hypervisor: callers pass the process and the place of RAM in it.
 
 mod capture;
 mod map;

@@ -25,7 +25,7 @@ pub(crate) const INITRAMFS: &str = "/initramfs";
 pub(crate) const QMP_FD: u32 = 3;
 /// The descriptor of the socket behind the serial port.
 pub(crate) const LINK_FD: u32 = 4;
-/// What `ram.so` tells where it put the RAM.
+/// Where `ram.so` reports the place it put the RAM at.
 const AT_FD: u32 = 5;
 /// The map of the RAM.
 const MAP_FD: u32 = 6;
@@ -39,7 +39,8 @@ const CONSOLE: u32 = 64 << 10;
 const TRANSLATED: u32 = 64;
 
 /// No messages but grave ones; a kernel that panics ends its machine at once; the time stamp counter is the hypervisor's and
-/// needs no watching, which would be fooled by a machine that stood still; one name for the network card.
+/// needs no watching, which would be fooled by a machine that was suspended; one name for the
+/// network card.
 const KERNEL_LINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 reboot=t tsc=reliable \
      no_timer_check random.trust_cpu=on net.ifnames=0 rdinit=/init";
 
@@ -91,11 +92,12 @@ pub(crate) struct MountDevices {
 /// How a machine begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Beginning {
-    /// With its kernel. An emulated one is told how fast the time stamp counter runs: it has the host's, and measures it badly.
+    /// With its kernel. An emulated machine gets the frequency of the time stamp counter: it has
+    /// the host's counter, and measures it badly.
     Boot { tsc_khz: Option<u64> },
     /// With memory: a map of the RAM, and the files it names.
     Memory { map: PathBuf, pages: Vec<PathBuf> },
-    /// With memory that it is told later, like its disks.
+    /// With memory that it gets later, like its disks.
     Later,
 }
 
@@ -104,7 +106,7 @@ pub(crate) enum Beginning {
 pub(crate) struct Layout {
     pub(crate) shape: Shape,
     pub(crate) mac: [u8; 6],
-    /// Absent until it is told.
+    /// Absent until it is attached.
     pub(crate) disk: Option<Chain>,
     /// Packed layers, the topmost first.
     pub(crate) lower: Vec<PathBuf>,
@@ -114,7 +116,7 @@ pub(crate) struct Layout {
     pub(crate) beginning: Beginning,
 }
 
-/// What to run, and what is to be open for it.
+/// What to run, and the descriptors that must be open for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CommandLine {
     pub(crate) argv: Vec<String>,
@@ -176,8 +178,9 @@ pub(crate) struct DeviceSlot {
 }
 
 impl DeviceSlot {
-    /// How it is described, with the files in these sets of descriptors. All in one piece and without a word too many: a hypervisor reads what
-    /// it is told byte by byte. What lies below takes over from above that it is not written to.
+    /// How it is described, with the files in these sets of descriptors. All in one piece and as
+    /// short as possible: a hypervisor reads its input byte by byte. A lower disk inherits from the
+    /// one above that it is read-only.
     pub(crate) fn options(&self, sets: &[u64]) -> Value {
         let file = |set: &u64| json!({"driver": "file", "filename": format!("/dev/fdset/{set}"), "locking": "off"});
         let mut shown = Value::Null;
@@ -196,7 +199,8 @@ impl DeviceSlot {
     }
 }
 
-/// What is to be told to a machine that was started without disks; one with drives is never.
+/// The devices that a machine started without disks has to be given; such a machine never has
+/// drives.
 pub(crate) fn slots(layout: &Layout) -> Vec<DeviceSlot> {
     let mut slots = Vec::new();
     if let Some(Chain { blank, written }) = &layout.disk {
@@ -214,7 +218,7 @@ pub(crate) fn slots(layout: &Layout) -> Vec<DeviceSlot> {
 
 /// A file, by a descriptor: the hypervisor has no path to it.
 fn file_options(node: &str, filename: &str, write: bool) -> Value {
-    // The driver sees to it that nobody else writes to it; locks would be in the way of forks.
+    // The driver makes sure that nothing else writes to it; locks would be in the way of forks.
     let mut options = json!({
         "driver": "file", "node-name": node, "filename": filename, "read-only": !write,
         "locking": "off",
@@ -266,7 +270,7 @@ impl Line {
         // For one that is restored a kernel has to be named, too, or a part of the firmware would be missing that the captured
         // machine had. It is in memory already.
         self.put(&["-kernel", KERNEL, "-append"]);
-        // Either way it stands still until the driver has looked at it.
+        // Either way it is suspended until the driver has looked at it.
         if let Beginning::Boot { tsc_khz } = beginning {
             let tsc = tsc_khz.map_or_else(String::new, |khz| format!(" tsc_early_khz={khz}"));
             self.put(&[&format!("{KERNEL_LINE}{tsc}"), "-initrd", INITRAMFS, "-S"]);
@@ -345,7 +349,8 @@ impl Line {
     fn device(&mut self, serial: &str, node: &str) {
         self.put(&[
             "-device",
-            // A guest is told when the host's disk is full. It would stand still otherwise, and nobody would know why.
+            // The guest gets an error when the host's disk is full. It would stop otherwise, and
+            // nobody would know why.
             &format!(
                 "virtio-blk-device,id={serial},drive={node},serial={serial},werror=report,rerror=report"
             ),

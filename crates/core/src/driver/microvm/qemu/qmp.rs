@@ -144,7 +144,7 @@ impl Qmp {
         }
     }
 
-    /// Gives it a descriptor, and hears in which set of descriptors it has that.
+    /// Passes it a descriptor, and returns the set of descriptors it is in.
     pub(crate) fn take(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<u64> {
         let set = self.ask_with("add-fd", json!({}), descriptor)?["fdset-id"].as_u64();
         set.ok_or_else(|| io::Error::other("a descriptor was not taken"))
@@ -161,8 +161,8 @@ impl Qmp {
         self.ask("migrate-set-capabilities", json!({"capabilities": capabilities})).map(drop)
     }
 
-    /// The same, for a machine that comes. It is not announced to its network, which is nobody else's: the guest would be told
-    /// to do that before all else.
+    /// The same, for an incoming machine. It is not announced to its network, which is private to
+    /// it: the guest would have to do that before all else.
     pub(crate) fn await_machine(&mut self) -> io::Result<()> {
         self.leave_ram()?;
         self.ask("migrate-set-parameters", json!({"announce-rounds": 0})).map(drop)

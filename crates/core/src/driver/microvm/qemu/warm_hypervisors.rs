@@ -13,8 +13,9 @@
 //! ```
 //!
 //! It is confined like every hypervisor, with a uid from a range that no sandbox has, in a control group with the limits of its kind, which
-//! it keeps. Until the record has moved it is unassigned. From then on it belongs to the machine; whoever finds one that was not
-//! resumed ends it. If anything fails before that, it is ended and the machine starts without it.
+//! it keeps. Until the record has moved it is unassigned. From then on it belongs to the machine;
+//! every call that finds one that was not resumed ends it. If anything fails before that, it is
+//! ended and the machine starts without it.
 //!
 //! *Cost.* About 20 MB each. The [`WarmPool`] bounds their number. All of them end with the daemon, even if it is killed, because the
 //! socket for their memory closes.
@@ -96,7 +97,7 @@ pub(crate) struct WarmHypervisor {
     qmp: Qmp,
     /// The serial port of the machine to be.
     line: UnixStream,
-    /// What tells it its RAM, and keeps it alive until then.
+    /// The connection over which it gets its RAM, and which keeps it alive until then.
     ram: UnixStream,
 }
 

@@ -1,4 +1,4 @@
-//! Answers that are remembered, and how much of approvals is in memory.
+//! Answers that are remembered, and how much of the approvals is held in memory.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -120,7 +120,7 @@ impl MakesGates for Runs {
 #[async_trait]
 impl Gate for SessionGate {
     fn holds_hosts(&self) -> bool {
-        // Nobody is let through that nobody can be asked about any more.
+        // A connection is not let through when nobody can approve it any more.
         self.both().is_none_or(|(runs, live)| runs.holds_hosts(&live))
     }
 

@@ -103,7 +103,8 @@ impl Runs {
         });
     }
 
-    /// Has a running sandbox ready for questions before a command is started in it. Without that the command runs all the same.
+    /// Prepares a running sandbox for questions before a command is started in it. If that fails,
+    /// the command runs all the same.
     pub(in crate::engine) async fn prepare_questions(self: &Arc<Self>, sandbox: &Sandbox) {
         let Some(live) = self.lifecycle.turns.live(&sandbox.id) else { return };
         self.watch_session(&live);
@@ -211,7 +212,7 @@ impl Runs {
                 }
                 false => Some(format!("more than {MOST_IN_A_MINUTE} questions in a minute")),
             };
-            // Whoever asked is told, and may ask again.
+            // The requester gets the refusal, and may ask again.
             if let Some(comment) = refused
                 && let Ok(guest) = live.guest().await
             {
@@ -265,7 +266,8 @@ impl Runs {
         }
     }
 
-    /// The session is over, and with it whoever asked in it. Of a paused one they sleep.
+    /// The session is over, and with it every program that asked in it. In a paused one they are
+    /// suspended.
     async fn withdraw_all(&self, live: &RunningSandbox) {
         if live.is_paused() {
             return;

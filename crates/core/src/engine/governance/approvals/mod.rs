@@ -1,7 +1,7 @@
 //! Approvals: asked, answered, expired.
 //!
-//! An answer is on disk before anybody acts on it. Expiry goes by the monotonic clock once a question was asked: a wall
-//! clock that jumps gives no answers.
+//! An answer is on disk before it takes effect. Expiry uses the monotonic clock once a question was
+//! asked: a wall clock that jumps gives no answers.
 
 mod decided;
 mod gate;
@@ -61,7 +61,7 @@ pub(in crate::engine) struct ToAsk {
     pub(in crate::engine) agent_question: Option<String>,
 }
 
-/// Which approvals are wanted. All that is given must fit.
+/// Selects approvals. All given conditions must match.
 #[derive(Debug, Clone, Default)]
 pub struct ApprovalFilter {
     /// With this status.
@@ -285,7 +285,7 @@ impl Approvals {
         };
         let due = self.context.settings.clock.monotonic() + wait.duration();
         let this = Arc::clone(self);
-        // Whoever asks may leave at any moment. A question that is on disk is shown all the same.
+        // A requester may leave at any moment. A question that is on disk is shown all the same.
         let kept = self.context.tasks.spawn(async move {
             let _one = one;
             this.keep(approval.clone(), due).await?;
@@ -349,7 +349,8 @@ impl Approvals {
         Ok(approval)
     }
 
-    /// Closes an approval that nobody has a use for any more: its default does not count. What was answered stays as it is.
+    /// Closes an approval that is not needed any more: its default does not count. An answered one
+    /// stays as it is.
     pub(in crate::engine) async fn close(&self, approval: &Approval, why: &str) {
         self.end(approval, why, false).await;
     }
@@ -409,7 +410,8 @@ impl Approvals {
         asked: ToAsk,
     ) -> Result<()> {
         let (this, of) = (Arc::clone(self), project.clone());
-        // Whoever leaves meanwhile drops the answer of this task, and with it the question.
+        // A requester that leaves meanwhile drops the answer of this task, and with it the
+        // question.
         let asking = self.context.tasks.spawn(async move {
             let approval = this.ask(&of, asked).await?;
             let (id, question) = (approval.id.clone(), approval.question.clone());
@@ -430,7 +432,8 @@ impl Approvals {
         Err(Error::NotApproved { approval: id, question, why })
     }
 
-    /// Closes what nobody answered in time, and removes the oldest of what was answered.
+    /// Closes approvals that were not answered in time, and removes the oldest of the answered
+    /// ones.
     pub(in crate::engine) async fn tend(&self) {
         let clock = self.context.settings.clock.monotonic();
         for Entry { approval, .. } in
@@ -501,7 +504,7 @@ impl Approvals {
         Ok(())
     }
 
-    /// Writes into the audit log what nobody called for.
+    /// Records in the audit log what happened without a caller.
     fn record(&self, approval: &Approval, action: &str) {
         let target = format!("approval/{}", approval.id);
         let mut record = AuditRecord::by_system(Some(&approval.project), action, Some(target))

@@ -1,7 +1,8 @@
 //! Accepting and rejecting results.
 //!
 //! A decision is on record before it is carried out. Of two who accept two forks of one origin the promotion decides, in the
-//! origin's turn: one wins, the other is told that the origin has moved on, and its run waits for another decision.
+//! origin's turn: one wins, the other gets an error that the origin has moved on, and its run waits
+//! for another decision.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::model::{
 pub struct Acceptance {
     /// What acceptance does; what the run says if absent.
     pub how: Option<AcceptRule>,
-    /// What was said about it.
+    /// The reviewer's comment.
     pub comment: String,
     /// Whether a sandbox of its own is deleted afterwards.
     pub discard: bool,
@@ -32,7 +33,8 @@ impl Runs {
         if separate && run.by == caller.key { Err(Error::SeparateApprover) } else { Ok(()) }
     }
 
-    /// Accepts the result of a run, and brings it back as was decided. The second answer tells of a promotion.
+    /// Accepts the result of a run, and brings it back as was decided. The second value describes a
+    /// promotion.
     pub(in crate::engine) async fn accept(
         self: &Arc<Self>,
         caller: &Caller,
@@ -71,7 +73,7 @@ impl Runs {
                 && !this.context.tasks.is_shutdown()
                 && let Err(error) = this.take_back(&run).await
             {
-                // It is tried again by whoever drives it.
+                // The run's driver tries it again.
                 tracing::error!(run = %run.id, error = error_chain(&error), "a decision was not taken back");
             }
             this.drive_soon(&run.project, &run.id);
@@ -175,7 +177,7 @@ impl Runs {
         Ok(promoted)
     }
 
-    /// Whether a daemon before this one did it, and died before it could say so.
+    /// Whether an earlier daemon did it, and died before it was recorded.
     async fn was_brought_back(&self, run: &Run, fork: &Sandbox, how: AcceptRule) -> Result<bool> {
         let Some(from) = &fork.forked_from else { return Ok(false) };
         let decided = run.decision.as_ref().map(|decision| decision.at);
@@ -223,7 +225,7 @@ impl Runs {
     }
 }
 
-/// Refuses a run that nobody can decide about at the moment.
+/// Refuses a run that cannot be decided about at the moment.
 fn ready(run: &Run) -> Result<()> {
     match (run.status(), run.pending) {
         (RunStatus::ReadyForReview, None) => Ok(()),

@@ -1,4 +1,4 @@
-//! Carries out what is pending of a run, one effect after the other.
+//! Carries out the pending effects of a run, one after the other.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ impl Runs {
         }
     }
 
-    /// What became of an effect could not be written: it is driven again later.
+    /// The outcome of an effect could not be written: it is driven again later.
     fn stalls(&self, project: &Name, id: &RunId) {
         let mut stalled = self.stalled.lock();
         let (at, pause) = stalled
@@ -227,7 +227,7 @@ impl Runs {
         work.await
     }
 
-    /// Pins the result of a run: its own sandbox is stopped, another one goes on.
+    /// Pins the result of a run: its own sandbox is stopped, any other continues.
     pub(super) async fn pinned(self: &Arc<Self>, run: &Run) -> Result<(Sandbox, Option<Snapshot>)> {
         let sandbox = self.sandbox_of(run).await?;
         if !run.own {
@@ -275,7 +275,7 @@ impl Runs {
         if let Ok(mut sandbox) = self.sandbox_of(run).await {
             let alive = run.attempts.iter().any(|attempt| attempt.ended_at.is_none());
             if alive && !run.own && sandbox.phase() == Phase::Paused {
-                // What sleeps in it is to end, too.
+                // Paused commands in it are to end, too.
                 self.lifecycle.awake(&run.project, &sandbox.name, &WakeMode::Wake).await?;
             }
             for attempt in run.attempts.iter().filter(|attempt| attempt.ended_at.is_none()) {

@@ -1,4 +1,5 @@
-//! What of runs is in memory: all of one that is not over, the rest without long texts; and the snapshots that a review needs.
+//! The part of the runs that is held in memory: unfinished ones completely, the others without long
+//! texts; and the snapshots that a review needs.
 
 use std::collections::HashMap;
 
@@ -47,7 +48,7 @@ fn cut(mut run: Run) -> (Run, RunSize) {
     let cut = !is_unfinished(&run) && text > SHORT;
     if cut {
         let spec = &mut run.spec;
-        // Whether there is a command is asked of runs that are over, too.
+        // Callers also look at whether a finished run has a command.
         spec.command = spec.command.as_ref().map(|_| RunCommand::default());
         spec.approve = Vec::new();
         spec.known_hosts = Vec::new();
@@ -90,7 +91,7 @@ impl ReviewPins {
 }
 
 impl Kept {
-    /// What is to be held in memory of a run, which is on disk as it is.
+    /// Returns what is held in memory of a run; the one on disk is complete.
     pub(super) fn enter(&self, run: Run) -> Run {
         let over = run.status().is_final() && run.pending.is_none();
         let pinned = run.first.iter().chain(&run.last).filter(|_| !over);

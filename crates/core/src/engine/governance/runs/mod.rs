@@ -12,7 +12,7 @@
 //! ```
 //!
 //! [`Runs::change`] is the only writer of a run: it writes the next version, and then shows it. So what a driver finds
-//! pending is on disk, and a server that starts goes on from there.
+//! pending is on disk, and a server that starts continues from there.
 
 mod decide;
 mod drive;
@@ -62,7 +62,7 @@ const MOST_COMMAND: u64 = 64 << 10;
 /// How many runs of a project may wait for a review.
 const MOST_UNREVIEWED: usize = 10_000;
 
-/// Which runs are wanted. All that is given must fit.
+/// Selects runs. All given conditions must match.
 #[derive(Debug, Clone, Default)]
 pub struct RunFilter {
     /// With one of these; any if there are none.
@@ -111,12 +111,12 @@ pub(in crate::engine) struct Runs {
     driven: Mutex<HashSet<RunId>>,
     /// Those of which nothing could be written, until when they are left as they are, and for how long that is.
     stalled: Mutex<HashMap<RunKey, (Instant, Duration)>>,
-    /// When harnesses were last heard of.
+    /// The last heartbeat of each harness.
     heartbeats: Mutex<HashMap<RunId, Instant>>,
     pub(in crate::engine) watched: Watched,
     pub(in crate::engine) gates: Gates,
     kept: Kept,
-    /// Sessions that a task has stand still while they wait for an answer.
+    /// Sessions that a task suspends while they wait for an answer.
     resting: Mutex<HashSet<SessionId>>,
 }
 
@@ -404,7 +404,7 @@ impl Runs {
         self.get(project, id)
     }
 
-    /// Ends a run that is not wanted any more.
+    /// Cancels a run.
     pub(in crate::engine) async fn cancel(
         self: &Arc<Self>,
         project: &Name,
@@ -423,7 +423,7 @@ impl Runs {
         self.get(project, id)
     }
 
-    /// Deletes a project with `delete`, unless runs of it are not over. Nobody adds one meanwhile.
+    /// Deletes a project with `delete`, unless runs of it are not over. No run is added meanwhile.
     pub(in crate::engine) async fn delete_project(
         &self,
         project: &Name,
@@ -443,7 +443,7 @@ impl Runs {
         let keys: Vec<RunKey> =
             self.table.read().keys().filter(|(of, _)| of == project).cloned().collect();
         for key in keys {
-            // Whoever changes it meanwhile must not write it again.
+            // A concurrent change must not write it again.
             let _one = self.locks.lock(&key.1).await;
             self.store.remove::<Run>(&key).await?;
             self.table.write().remove(&key);
@@ -464,7 +464,7 @@ fn ends_of(project: &Name) -> std::ops::RangeInclusive<RunKey> {
     end("0")..=end("z")
 }
 
-/// Ends a run before its work is done. What it left is to be stopped.
+/// Ends a run before its work is done. Its sandbox is to be stopped.
 fn give_up(run: &mut Run, change: RunChange, why: String, at: Timestamp) -> Result<()> {
     let was_queued = run.status() == RunStatus::Queued;
     let what = "it is not queued or under way any more";

@@ -1,4 +1,4 @@
-//! What happens to runs by itself: recovery, the queue, approvals, expiry.
+//! The background work of runs: recovery, the queue, approvals, expiry.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
@@ -77,7 +77,7 @@ impl Runs {
         }
     }
 
-    /// Goes on with what is pending.
+    /// Continues with pending effects.
     pub(in crate::engine) fn recover(self: &Arc<Self>) {
         for run in self.all_unfinished() {
             if run.pending.is_some() {
@@ -164,13 +164,14 @@ impl Runs {
         if !busy.names.insert((project.clone(), sandbox.clone())) {
             return false;
         }
-        // One that another run made, or that was renamed since that run began in it. One that is gone is told when the run is
-        // prepared.
+        // A sandbox that another run made, or that was renamed since that run began in it. A
+        // missing one is reported when the run is prepared.
         let found = self.lifecycle.find(project, sandbox).await;
         found.map_or(true, |found| busy.sandboxes.insert(found.id))
     }
 
-    /// Announces the expiry of runs that nobody reviews, expires them, and removes the oldest that have ended.
+    /// Announces the expiry of unreviewed runs, expires them, and removes the oldest that have
+    /// ended.
     async fn expire(self: &Arc<Self>) {
         if let Some(time) = self.context.expiry_time() {
             for run in self.due(time) {

@@ -1,11 +1,12 @@
-//! A sandbox whose processes do nothing while somebody thinks about a question of it stands still: a container is frozen, a machine that
-//! keeps memory is paused. An answer, an expiry, or anybody who wants something of it has it go on.
+//! Suspends a sandbox whose processes do nothing while somebody considers one of its questions: a
+//! container is frozen, a machine that keeps memory is paused. An answer, an expiry, or any call
+//! that needs the sandbox resumes it.
 //!
 //! Nothing of this is on disk. A daemon that dies leaves a frozen container to the next, which thaws what it adopts, and a paused
 //! machine, which the next wakes when it finds an answer that is newer.
 //!
 //! A connection that is held ends with its session. So a machine in which one is held, or any is open, is not paused: it
-//! goes on doing nothing, and only at a spending limit is it held where it is.
+//! continues idle, and only at a spending limit is it held where it is.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ const QUIET_LOOKS: u32 = 2;
 /// How much CPU time between two looks is nothing. A kernel of its own has always something to do.
 const IDLE_PROCESSES: Duration = Duration::from_millis(20);
 const IDLE_MACHINE: Duration = Duration::from_millis(200);
-/// How often it is looked whether somebody types something into a command that stands still.
+/// How often the task checks whether somebody types something into a suspended command.
 const INPUT_LOOK: Duration = Duration::from_millis(200);
 /// How long a sandbox that could not be frozen or paused is left alone.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -60,7 +61,7 @@ impl Activity {
     }
 }
 
-/// Says that a sandbox goes on, however that comes about.
+/// Reports that a sandbox resumes, however that happens.
 struct Resting<'a>(&'a RunningSandbox);
 
 impl Drop for Resting<'_> {
@@ -138,8 +139,9 @@ impl Runs {
         self.approvals.pending_of(sandbox)
     }
 
-    /// What a sandbox does. `None` while somebody else than its commands uses it, or it has none. If it is to `stop`, connections to
-    /// its ports do not count: whoever has one open could have it go on beyond its limit.
+    /// What a sandbox does. `None` while it is used by more than its commands, or has none. If it
+    /// is to `stop`, connections to its ports do not count: a client with an open one could keep it
+    /// running beyond its limit.
     async fn look(&self, live: &RunningSandbox, stop: bool) -> Option<Activity> {
         let id = live.sandbox().id.clone();
         if live.is_closed() || self.lifecycle.turns.slot(&id).is_busy() {
@@ -179,14 +181,16 @@ impl Runs {
         if live.driver.memory().is_some() && may_pause && !connected && !is_attended(live) {
             return self.pause(live, look, asked).await;
         }
-        // Connections of a machine that is held end after a while. It does nothing, so it may as well go on doing that.
+        // Connections of a machine that is held end after a while. It does nothing, so it may as
+        // well stay idle.
         if live.driver.relayer().is_some() || stop {
             self.freeze(live, look, &asked).await?;
         }
         Ok(())
     }
 
-    /// Freezes the processes of a sandbox, or its machine, until one of these questions is over, or somebody wants it to go on.
+    /// Freezes the processes of a sandbox, or its machine, until one of these questions is over, or
+    /// something needs it to resume.
     async fn freeze(
         self: &Arc<Self>,
         live: &Arc<RunningSandbox>,
@@ -309,7 +313,8 @@ fn input_of(live: &RunningSandbox) -> u64 {
     live.commands.lock().values().map(|tracked| tracked.stdin.uses()).sum()
 }
 
-/// Whether somebody follows a command and may type into it: nobody would wake a paused machine for that.
+/// Whether somebody follows a command and may type into it: no call would wake a paused machine for
+/// that.
 fn is_attended(live: &RunningSandbox) -> bool {
     live.commands.lock().values().any(|tracked| {
         let record = tracked.record();

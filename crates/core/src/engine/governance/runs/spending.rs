@@ -14,14 +14,14 @@ use crate::model::{
     SpendingLimit, Usage,
 };
 
-/// Whether a run may go on.
+/// Whether a run may continue.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Spending {
     /// It is within its limits.
     Within,
     /// Somebody is asked.
     Waits,
-    /// Nobody approved more.
+    /// More was not approved.
     Refused(String),
 }
 

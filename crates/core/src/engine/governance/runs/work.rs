@@ -1,7 +1,9 @@
-//! The work of a run: its command, as often as it takes, or a harness outside that is heard of now and then.
+//! The work of a run: its command, as often as it takes, or an outside harness that sends
+//! heartbeats.
 //!
 //! An attempt is on disk with the id of its command and the session it is to run in before the command is started. So
-//! a daemon that comes back knows whether to start it, to follow it or to give it up: see `docs/formats/runs.md`.
+//! a restarted daemon knows whether to start it, to follow it or to give it up: see
+//! `docs/formats/runs.md`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +19,7 @@ use crate::model::{
     Run, RunAttempt, RunCommand, RunEffect, Sandbox, SandboxId, Session,
 };
 
-/// How often is looked at what no change tells: timeouts, heartbeats.
+/// How often conditions are checked that no change reports: timeouts, heartbeats.
 const TICK: Duration = Duration::from_millis(250);
 /// How often is looked at what a run with a spending limit has used.
 const SPENT_EVERY: Duration = Duration::from_secs(1);
@@ -179,8 +181,8 @@ impl Runs {
         Ok(attempt)
     }
 
-    /// A session in which the run may go on: one whose sandbox is as it was at its last stop, or of which somebody approved that it
-    /// is not. `None`: the run is not to work any more.
+    /// A session in which the run may continue: one whose sandbox is as it was at its last stop, or
+    /// whose difference somebody approved. `None`: the run must not continue.
     async fn approved_session(
         self: &Arc<Self>,
         run: &Run,
@@ -367,7 +369,7 @@ impl Runs {
         }
     }
 
-    /// Waits for a harness to say that it is done, as long as it is heard of.
+    /// Waits for a harness to report that it is done, as long as it sends heartbeats.
     async fn attend(self: &Arc<Self>, run: &Run) -> Result<()> {
         self.heartbeats.lock().insert(run.id.clone(), Instant::now());
         if let Ok(sandbox) = self.sandbox_of(run).await {

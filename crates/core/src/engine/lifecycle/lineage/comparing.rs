@@ -1,8 +1,8 @@
-//! Limits how many comparisons a project may have under way, so that none keeps the others waiting.
+//! Limits how many comparisons a project may have in progress, so that none delays the others.
 //!
-//! A comparison reads files as fast as it can and is over soon: one per project, and few altogether (the store sees to that). A
-//! patch is sent as fast as its reader takes it, and that may be slow: several per project, which hold nothing that others
-//! wait for.
+//! A comparison reads files as fast as it can and is over soon: one per project, and few altogether
+//! (the store limits them). A patch is sent as fast as its reader takes it, and that may be slow:
+//! several per project, which hold nothing that others wait for.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,12 +1,12 @@
-//! Chosen files of a fork get into a drive.
+//! Puts chosen files of a fork into a drive.
 //!
 //! ```text
 //! fork captured  →  its changes since its base, onto the drive's layers: a new layer  →  guard
 //!                →  under the drives' lock: nobody attached, still that generation  →  drive's manifest: layer on top
 //! ```
 //!
-//! The drive's manifest is the commit point. A daemon that dies before leaves a layer that nobody names; after it, whoever asks
-//! again finds nothing left to do, and is told that it is done.
+//! The drive's manifest is the commit point. A daemon that dies before leaves a layer that nothing
+//! references; after it, a repeated request finds nothing left to do, and reports that it is done.
 
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ impl Lifecycle {
         Err(StoreError::Busy { why }.into())
     }
 
-    /// A drive that nobody writes to.
+    /// A drive without a writer.
     async fn free_drive(&self, project: &Name, name: &Name) -> Result<Drive> {
         let _drives = self.storage.drives.changes.lock().await;
         let mut drive = self.storage.drives.find_drive(project, name).await?;
@@ -191,7 +191,8 @@ fn directory(path: &str) -> Result<Vec<u8>> {
     Ok(parts.join("/").into_bytes())
 }
 
-/// Refuses a drive at another generation. One where all is there already may be at the next: it was promoted before.
+/// Refuses a drive at another generation. A drive that has everything already may be at the next:
+/// it was promoted before.
 fn require_drive_generation(drive: &Drive, expected: Option<u64>, is_done: bool) -> Result<()> {
     match expected {
         Some(expected)

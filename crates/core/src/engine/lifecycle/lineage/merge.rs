@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The merged layer goes on top of the target's current snapshot, in the target's turn. A daemon that dies before
-//! the commit leaves a layer that nobody names; after it, a source that does not remember the merge. The snapshot does,
-//! so the next merge begins there, and whoever repeats the same one is told that it was done.
+//! the commit leaves a layer that nothing references; after it, a source whose record lacks the
+//! merge. The snapshot has it, so the next merge begins there, and a repeated request reports that
+//! the merge was done.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -132,8 +133,8 @@ impl Lifecycle {
         Ok(merged)
     }
 
-    /// The merge that is asked for, if it was done before and whoever asks was not told: the target's generation is the one
-    /// after that which is expected, with all that the source's snapshot has.
+    /// The requested merge, if it was done before and its caller never got the answer: the target's
+    /// generation is the one after the expected one, with all that the source's snapshot has.
     async fn merged_before(
         &self,
         target: &Sandbox,
@@ -223,10 +224,10 @@ impl Lifecycle {
         };
         let is_at_rest = target.open_layer().is_none() && target.phase() != Phase::Paused;
         if !is_at_rest || request.dry_run {
-            // Nobody's session is ended, and no machine started, for a merge that is refused then.
+            // No session is ended, and no machine started, for a merge that is refused then.
             let point = Point::Now(target.name.clone());
             let ours = match self.resolve_point(&target.project, &point).await {
-                // Only a stop makes its files readable. What it was before tells nearly as much.
+                // Only a stop makes its files readable. Its earlier state shows nearly as much.
                 Err(Error::FilesNotReadable { .. }) if !request.dry_run => {
                     self.last_readable(target).await?
                 }
@@ -266,7 +267,7 @@ impl Lifecycle {
         all: bool,
     ) -> Result<Snapshot> {
         self.references.count_layer(layer);
-        // Refused, it is a layer that nobody names, which is collected.
+        // If it is refused, it is an unreferenced layer, which is collected.
         let sessions = self.sessions_of(source, theirs.snapshot.as_ref(), Some(&target.id)).await?;
         let new = std::slice::from_ref(&layer.id);
         self.storage.guard.guard_taken(target, &source.name, &sessions, new, None).await?;

@@ -1,4 +1,5 @@
-//! Forks that come back: which files a point has, what is a common ancestor, promote, merge, rename.
+//! Comparing forks and bringing them back: the files of a point, the common ancestor, promote,
+//! merge, rename.
 //!
 //! | file | decides |
 //! |---|---|

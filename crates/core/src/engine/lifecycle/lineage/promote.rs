@@ -4,8 +4,8 @@
 //! change itself are one turn of the origin, so of two who promote two forks of one origin one wins.
 //! What the origin had stays as a snapshot.
 //!
-//! A daemon that dies before the fork's record says so leaves an origin that has the fork's snapshot. Whoever asks
-//! again finds that, and the record is completed.
+//! A daemon that dies before the fork's record says so leaves an origin that has the fork's
+//! snapshot. A repeated request finds that, and the record is completed.
 
 use std::sync::Arc;
 
@@ -236,7 +236,7 @@ impl Lifecycle {
     }
 
     /// Notes in a fork's record that its work was brought back. If that fails, what was brought back stays. `keeps`: not if its
-    /// record tells of such an outcome already.
+    /// record has such an outcome already.
     pub(in crate::engine) async fn note_brought_back(
         self: &Arc<Self>,
         fork: &Sandbox,

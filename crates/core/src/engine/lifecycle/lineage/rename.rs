@@ -30,7 +30,7 @@ impl Lifecycle {
                 return Ok(sandbox);
             }
             if sandbox.name != name {
-                // Somebody else renamed it meanwhile.
+                // Another call renamed it meanwhile.
                 return Err(this.no_such(&sandbox.project, &name));
             }
             if !this.context.catalog.rename(&id, &to).await? {

@@ -1,8 +1,8 @@
-//! How a session ends, and what is wanted of the snapshot that comes of it.
+//! How a session ends, and the options of the snapshot that is taken then.
 
 use crate::model::{Ending, Expiry, Finding, Method, Sandbox, SessionEnd, Snapshot, SnapshotKind};
 
-/// What whoever wants a snapshot says about it.
+/// The options of a request for a snapshot.
 #[derive(Debug, Clone, Default)]
 pub(in crate::engine) struct SnapshotOptions {
     pub(in crate::engine) label: Option<String>,
@@ -13,7 +13,7 @@ pub(in crate::engine) struct SnapshotOptions {
 }
 
 impl SnapshotOptions {
-    /// Whether a snapshot of the same files is what is wanted, or another one must be made.
+    /// Whether an existing snapshot of the same files is enough, or another one must be made.
     pub(in crate::engine) fn fits(&self, snapshot: &Snapshot) -> bool {
         self.expiry == Expiry::Retention && (self.label.is_none() || self.label == snapshot.label)
     }
@@ -26,7 +26,7 @@ impl From<Ending> for SnapshotOptions {
 }
 
 impl Ending {
-    /// What an end makes that nobody asked for.
+    /// The options of a snapshot that a session's end takes without a request.
     pub(in crate::engine) fn by_itself(kind: SnapshotKind, end: SessionEnd) -> Self {
         Self { end, kind, always: false, method: Method::Automatic, expiry: Expiry::Retention }
     }
@@ -42,7 +42,7 @@ impl Ending {
         (kept || self.kind == SnapshotKind::BeforeRollback) && !sandbox.decision().discard
     }
 
-    /// Whether somebody waits who can be told that it cannot be.
+    /// Whether a caller waits who can get the error that it cannot be done.
     pub(super) fn is_asked_for(&self) -> bool {
         matches!(self.end, SessionEnd::Stopped | SessionEnd::RolledBack)
     }

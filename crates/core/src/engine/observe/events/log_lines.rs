@@ -1,6 +1,6 @@
 //! A line in the log for each event: names, ids and numbers, never what commands were given or printed.
 //!
-//! What happens to a sandbox is told at level `info`, what is only a step of it, and commands, at `debug`.
+//! Logs what happens to a sandbox at level `info`, the steps of it and commands at `debug`.
 
 use crate::model::Event;
 
@@ -37,7 +37,7 @@ pub(super) fn write(event: &Event) {
     }
 }
 
-/// Whether it is only a step of something that is told, or happens very often.
+/// Whether it is only a step of something that is logged, or happens very often.
 fn is_step(kind: &str) -> bool {
     kind.starts_with("command.")
         || matches!(kind, "sandbox.starting" | "sandbox.stopping" | "session.ended")

@@ -12,7 +12,7 @@ use crate::engine::{Error, Result};
 use crate::model::{Event, EventFilter, EventId, Name, Timestamp};
 use crate::store::{EventPosition, EventSource, event_sources, read_events};
 
-/// Whose events are wanted.
+/// Selects events by project.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventScope {
     /// A project's.
@@ -23,7 +23,7 @@ pub enum EventScope {
     Everything,
 }
 
-/// Which events are wanted, and from where on.
+/// Selects events, and where to begin.
 #[derive(Debug, Clone)]
 pub struct EventQuery {
     /// Whose.
@@ -34,7 +34,8 @@ pub struct EventQuery {
     pub after: Option<EventId>,
     /// Only those at this time or later; ignored with `after`.
     pub since: Option<Timestamp>,
-    /// Whether the stream goes on with what happens. Without `after` and `since` it then begins now.
+    /// Whether the stream continues with new events. Without `after` and `since` it then begins
+    /// now.
     pub follow: bool,
 }
 

@@ -173,7 +173,7 @@ fn a_layer_that_is_left_is_looked_at_for_those_who_were_there() {
     let record = tracking.result(&late).unwrap().counts;
     assert_eq!((record.created, record.complete), (3, true));
 
-    // One that cannot be looked at leaves records that say so.
+    // A layer that cannot be looked at leaves records that are marked so.
     let lost = CommandId::fresh();
     tracking.starts(&lost);
     tracking.ends(&lost);

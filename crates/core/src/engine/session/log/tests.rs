@@ -75,7 +75,7 @@ fn a_long_log_keeps_its_beginning_and_its_end() {
     let (text, gaps) = read_with_gaps(&mut LogReader::new(path.clone(), 0));
     assert!(text.starts_with("line 0\nline 1\n") && text.ends_with("line 999\n"), "{text}");
     assert_eq!(gaps, [writer.offset() - text.len() as u64], "one, and of all that is missing");
-    // Whoever has the beginning and is not too late misses nothing.
+    // A reader that has the beginning and is not too late misses nothing.
     let late = writer.offset() - "line 998\nline 999\n".len() as u64;
     assert_eq!(read(&mut LogReader::new(path.clone(), late)), "line 998\nline 999\n");
     assert!(writer.truncated());
@@ -146,7 +146,7 @@ fn logs_of_running_commands_share_what_they_may_take() {
         assert!(text.starts_with("xxx") && text.ends_with("the end"), "{number}");
         assert_eq!(gaps, [writer.offset() - text.len() as u64], "{number}: it is told");
     }
-    // One that was long becomes shorter when it goes on; who ends makes room.
+    // A long log is shortened when its command prints more; one that ends makes room.
     for _ in 0..400 {
         writers[0].append(LogStream::Out, &line);
     }
@@ -161,7 +161,8 @@ fn logs_of_running_commands_share_what_they_may_take() {
     drop(again);
 }
 
-/// A disk that does not answer: whatever a log waits for, the only worker thread goes on with other tasks.
+/// A disk that does not answer: whatever a log waits for, the only worker thread continues with
+/// other tasks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_log_on_a_disk_that_hangs_stops_nobody_else() {
     let (answer, disk) = std::sync::mpsc::channel::<()>();

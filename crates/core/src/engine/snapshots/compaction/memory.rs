@@ -7,11 +7,11 @@
 //! - *Which.* Half the limit at least, and whatever is below that is no larger than all above it together: so a layer is written again
 //!   only when as much was added, and what is left are layers that each are larger than all above them, which cannot be many. Never the
 //!   lowest, which decides what the disks stand on, and no template, which all machines of a kind share.
-//! - *When.* In the background and not in the sandbox's turn: whoever wakes it meanwhile goes on from the layers as they are, which are only
-//!   read. One that is always woken too soon would never get there, so from [`URGENT`] layers on the pause does it before it
-//!   answers.
-//! - *What if not.* A daemon that dies over it leaves a layer that nobody names. A disk that cannot be merged stays as it is, and
-//!   the chain goes on growing, up to what `pause` allows.
+//! - *When.* In the background and not in the sandbox's turn: a start meanwhile uses the layers as
+//!   they are, which are only read. A sandbox that is always woken too soon would never be
+//!   compacted, so from [`URGENT`] layers on the pause does it before it answers.
+//! - *What if not.* A daemon that dies over it leaves a layer that nothing references. A disk that
+//!   cannot be merged stays as it is, and the chain keeps growing, up to what `pause` allows.
 //!
 //! Other snapshots and machines that stand on the layers hold them; who does not name them any more does not. Nothing is collected between
 //! sealing what a run became and naming it, and a start holds the chain it reads (`references`).
@@ -32,7 +32,7 @@ use crate::store::{Durability, NewMemory};
 const URGENT: usize = DEEPEST_DISKS * 3 / 4;
 
 impl Compaction {
-    /// Sees to the length of what a pause left.
+    /// Checks the length of the chain that a pause left.
     pub(in crate::engine) async fn after_pause(
         self: &Arc<Self>,
         sandbox: &Sandbox,
@@ -54,7 +54,7 @@ impl Compaction {
         } else {
             let context = Arc::clone(&self.context);
             self.context.tasks.spawn(async move {
-                // Whoever wakes it right away has the host to itself.
+                // A caller that wakes it right away has the host to itself.
                 if context.tasks.sleep(Duration::from_secs(1)).await {
                     work.await;
                 }

@@ -1,9 +1,10 @@
 //! Compaction: keeps chains of layers short, so that every acknowledged snapshot can be mounted.
 //!
-//! Every checkpoint and every stop adds a layer. The kernel stacks only so many (`agent/src/overlay.rs`), and a
-//! name is looked up in all of them. So some of the topmost layers of a chain are made one now and then
-//! (`store/layer/compact.rs`), and the snapshot names that one instead: the same files under the same id, generation
-//! and lineage. Older snapshots keep the layers they name.
+//! Every checkpoint and every stop adds a layer. The kernel limits their number
+//! (`agent/src/overlay.rs`), and a name is looked up in all of them. So some of the topmost layers
+//! of a chain are made one now and then (`store/layer/compact.rs`), and the snapshot names that one
+//! instead: the same files under the same id, generation and lineage. Older snapshots keep the
+//! layers they name.
 //!
 //! - *Which.* A quarter of [`chain_limit`](crate::engine::Settings::chain_limit) at least, and whatever is below that holds less
 //!   than twice as many names as all above it together. So a name is linked again only after as many were added, which is
@@ -15,8 +16,8 @@
 //!   ever longer than `chain_bound` and one, which every supported kernel can mount.
 //! - *A session under way* stands on the layers it was mounted with. Which of them were made one since is remembered
 //!   ([`Chains`]): the next checkpoint that exchanges the root mounts the shorter chain, and snapshots name it.
-//! - *A daemon that dies* over it leaves a layer that nobody names. What was remembered is lost with it, and
-//!   chains grow until one of the bounds is met again.
+//! - *A crash of the daemon* during it leaves an unreferenced layer. What was remembered is lost
+//!   with it, and chains grow until one of the bounds is met again.
 
 pub(in crate::engine) mod memory;
 
@@ -108,8 +109,8 @@ impl Compaction {
         layers.iter().take_while(|layer| !sandbox.image_layers.contains(layer)).count()
     }
 
-    /// A chain with all that was merged since it was put together. The merged layers in it are there, and stay as long as
-    /// `hold` lives.
+    /// A chain with all that was merged since it was put together. The merged layers in it exist,
+    /// and stay as long as `hold` lives.
     pub(in crate::engine) async fn compacted_chain(
         &self,
         hold: &LayerHold,
@@ -163,7 +164,8 @@ impl Compaction {
         own > self.context.settings.chain_limit && !snapshot.has_memory()
     }
 
-    /// Goes on with the snapshot that a sandbox has now: a newer one, or one that became shorter and is still too long.
+    /// Continues with the snapshot that a sandbox has now: a newer one, or one that became shorter
+    /// and is still too long.
     async fn after_compaction(self: &Arc<Self>, sandbox: &Sandbox, id: &SnapshotId, shorter: bool) {
         let newest = async {
             let Some(sandbox) = self.context.db.sandbox_by_id(&sandbox.id).await? else {
@@ -182,11 +184,11 @@ impl Compaction {
         }
     }
 
-    /// The same some time after a stop, when nobody waits for anything.
+    /// The same some time after a stop, when no caller waits.
     pub(in crate::engine) fn after_stop(self: &Arc<Self>, sandbox: &Sandbox) {
         let (this, sandbox) = (Arc::clone(self), sandbox.clone());
         self.context.tasks.spawn(async move {
-            // Whoever wakes it right away goes first.
+            // A caller that wakes it right away goes first.
             if !this.context.tasks.sleep(Duration::from_secs(1)).await {
                 return;
             }
@@ -311,7 +313,7 @@ pub(in crate::engine) fn may_go_on<T>(compacted: Result<T>, layers: &[LayerId]) 
     }
 }
 
-/// Puts `into` in the place of `run`, if that is there.
+/// Puts `into` in the place of `run`, if that exists.
 pub(in crate::engine) fn replace(
     layers: &mut Vec<LayerId>,
     run: &[LayerId],

@@ -1,7 +1,7 @@
 //! Drives: volumes that outlive sandboxes are created, found, listed, forked, deleted.
 //!
 //! A drive is a name and a chain of sealed layers, so all of this costs the same however much it
-//! holds. How a session comes to have one is in `mounts.rs`.
+//! holds. `mounts.rs` attaches them to sessions.
 
 mod mounts;
 
@@ -17,7 +17,7 @@ use crate::store::Durability;
 /// The largest a drive can be asked to be.
 pub(in crate::engine) const LARGEST: Size = Size(1 << 50);
 
-/// A drive to be made, or got if it is there.
+/// A request to make a drive, or to get the existing one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreateDrive {
     /// Its name.
@@ -29,7 +29,7 @@ pub struct CreateDrive {
 }
 
 impl Drive {
-    /// Why nothing can be had of it yet.
+    /// Why it has no content yet.
     pub(in crate::engine) fn not_initialised(self) -> Error {
         let writer = self.attached.map(|attached| attached.name);
         Error::DriveNotInitialised { drive: self.name, writer }
@@ -67,7 +67,7 @@ impl Drives {
         Ok(drive)
     }
 
-    /// Saves the record of a drive. Whoever calls this has the drives' lock.
+    /// Saves the record of a drive. The caller holds the drives' lock.
     pub(in crate::engine) async fn keep_drive(
         &self,
         drive: &mut Drive,

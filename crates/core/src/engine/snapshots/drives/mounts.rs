@@ -14,8 +14,8 @@
 //!   the drive is free. Recovery, housekeeping and the next who wants the drive see to it.
 //!
 //! All changes to a drive's record happen under one lock. A start holds it from the drive's manifest
-//! to the sandbox's, so that nobody takes what is about to be mounted for stale. It is not held while
-//! a session's layer is sealed: a sync may take long.
+//! to the sandbox's, so that no other call takes what is about to be mounted for stale. It is not
+//! held while a session's layer is sealed: a sync may take long.
 
 use std::sync::Arc;
 
@@ -29,8 +29,8 @@ use crate::model::{Attachment, Drive, DriveId, LayerId, MountMode, Mounted, Sand
 use crate::store::{Durability, SealOptions};
 
 impl Drives {
-    /// Attaches all drives of a sandbox whose session is about to start; all or nothing. Whoever calls
-    /// this has the drives' lock, and keeps it until the answer is in the sandbox's manifest.
+    /// Attaches all drives of a sandbox whose session is about to start; all or nothing. The caller
+    /// holds the drives' lock, and keeps it until the answer is in the sandbox's manifest.
     pub(in crate::engine) async fn attach(
         &self,
         sandbox: &Sandbox,
@@ -197,8 +197,8 @@ impl Drives {
         self.keep_drive(drive, Durability::Synced).await
     }
 
-    /// Frees all drives that nobody has, whatever they say. One that cannot be freed, for want of room
-    /// say, is in nobody's way but its own: the next who comes for it tries again.
+    /// Frees all drives that no session has, whatever their records say. One that cannot be freed,
+    /// for example for want of room, blocks only itself: the next caller that wants it tries again.
     pub(in crate::engine) async fn free_stale_drives(&self) {
         let all = match self.db.drives(None, None, &Page::all()).await {
             Ok(all) => all.items,

@@ -52,7 +52,7 @@ pub(in crate::engine::snapshots) struct Inspection<'a> {
 }
 
 impl Inspection<'_> {
-    /// Whether anything is to be done before a layer is sealed.
+    /// Whether the guard has anything to do before a layer is sealed.
     pub(super) fn is_needed(&self) -> bool {
         let by_hand = self.sandbox.config.guard.junk == OnJunk::PromoteOrDrop;
         self.needles.is_some() || by_hand || !self.sandbox.decision().drop.is_empty()
@@ -93,7 +93,7 @@ impl Inspection<'_> {
             let before = looked.seen.remove(&part.layer).unwrap_or_default();
             let searched =
                 match this.store.search(&part.layer, needles, writers, effort, before).await {
-                    // Nothing was written to it, and an earlier attempt let go of it.
+                    // Nothing was written to it, and an earlier attempt removed it.
                     Err(error) if error.is_not_found() && part.drive.is_some() => continue,
                     searched => searched?,
                 };
@@ -148,7 +148,7 @@ impl Inspection<'_> {
         Ok(spotted)
     }
 
-    /// What must be decided first, and what is only told.
+    /// What must be decided first, and what is only reported.
     pub(in crate::engine::snapshots) fn split(
         &self,
         spotted: Vec<Spotted>,

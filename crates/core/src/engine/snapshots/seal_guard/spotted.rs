@@ -5,7 +5,7 @@ use crate::model::{Finding, FindingKind, Timestamp};
 use crate::store::Junk;
 use crate::store::search::{Match, MatchKind, Needles};
 
-/// A find, where it is and what is told about it.
+/// A finding, its place and the report about it.
 pub(in crate::engine::snapshots) struct Spotted {
     pub(super) part: usize,
     pub(super) path: Vec<u8>,
@@ -60,7 +60,7 @@ pub(super) fn spot(at: usize, part: &GuardedPart, needles: &Needles, find: Match
     Spotted { part: at, path: find.path, changed: find.changed, maskable: can_be_masked, told }
 }
 
-/// What is told about junk in a sandbox's own root.
+/// The report about junk in a sandbox's own root.
 pub(in crate::engine) fn junk_finding(junk: &Junk, needles: Option<&Needles>) -> Finding {
     Finding {
         kind: junk.kind,

@@ -29,7 +29,7 @@ impl SealGuard {
             for session in sessions {
                 match self.secrets.given_values(&sandbox.project, session) {
                     Ok(given) => values.extend(given),
-                    // It was deleted since, and nobody knows its value any more.
+                    // It was deleted since, and its value is not known any more.
                     Err(error @ Error::NoSecret(_)) => {
                         tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "files from another sandbox are not searched for a secret");
                     }

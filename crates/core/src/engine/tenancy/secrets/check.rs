@@ -1,4 +1,4 @@
-//! Checks of requests about secrets, as far as that can be told without knowing the secrets.
+//! Checks requests about secrets, as far as is possible without knowing the secrets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,7 @@ pub(in crate::engine) fn check(set: &SetSecret) -> Result<()> {
     Ok(())
 }
 
-/// Checks what a command is to be given, as far as that can be told without knowing the secrets.
+/// Checks the secrets that a command is to get, as far as is possible without knowing them.
 pub(in crate::engine) fn check_inject(
     inject: &[Inject],
     env: &BTreeMap<String, String>,

@@ -3,7 +3,7 @@
 use super::{Event, EventData};
 use crate::model::{Name, Tags};
 
-/// Which events are wanted. All that is given must fit.
+/// Selects events. All given conditions must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventFilter {
     /// Of a sandbox of this name.
@@ -22,7 +22,7 @@ impl EventFilter {
         EventData::KINDS.iter().any(|kind| is_of(kind, text))
     }
 
-    /// Whether an event is wanted. Lost events always are.
+    /// Whether an event matches. Lost events always do.
     #[must_use]
     pub fn wants(&self, event: &Event) -> bool {
         if matches!(event.change, EventData::EventsLost { .. }) {

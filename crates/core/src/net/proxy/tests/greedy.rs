@@ -21,7 +21,7 @@ fn forwarding(url: &str, deny: &[&str]) -> serde_json::Value {
     ]})
 }
 
-/// Another address than that of the servers, which nobody need be at.
+/// Another address than that of the servers, where nothing need listen.
 fn elsewhere(port: u16) -> SocketAddr {
     (Ipv4Addr::new(127, 0, 0, 2), port).into()
 }

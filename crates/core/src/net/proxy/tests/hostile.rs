@@ -1,4 +1,4 @@
-//! Sandboxes and servers that mean no good.
+//! Malicious sandboxes and servers.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn raw(sandbox: &Sandbox, server: &Server, text: &str) -> String {
     let _ = stream.flush().await;
     let mut answer = Vec::new();
     let mut piece = [0; 4096];
-    // Until the head and what came with it is there.
+    // Until the head and what came with it has arrived.
     while !answer.windows(4).any(|end| end == b"\r\n\r\n") {
         let read = tokio::time::timeout(Duration::from_secs(10), stream.read(&mut piece)).await;
         match read.expect("an answer, or an end") {

@@ -76,7 +76,7 @@ fn bounded(
 ) -> Arc<Rules> {
     let policy: Policy = serde_json::from_value(policy).unwrap();
     let bound: Option<Policy> = bound.map(|bound| serde_json::from_value(bound).unwrap());
-    // In a test what is kept is what was said.
+    // In a test the stored value is the plain value.
     let reveal = |credential: &Credential| match credential {
         Credential::Plain(text) => Ok(text.clone()),
         Credential::Sealed(text) => Ok(Zeroizing::new(text.clone())),
@@ -139,7 +139,7 @@ impl Sandbox {
         Self::new(serde_json::json!({"mode": "allow-all"}), brokered)
     }
 
-    /// The sandbox's end of a connection to `server`, before anything was said.
+    /// The sandbox's end of a connection to `server`, before anything was sent.
     fn dial(&self, server: SocketAddr, tls: bool) -> (DuplexStream, JoinHandle<()>) {
         let asked = SocketAddr::new(alias(server.ip()).unwrap(), server.port());
         let info = FlowInfo {
@@ -222,7 +222,7 @@ impl Sandbox {
         Answered::read(client.send_request(request).await.unwrap()).await
     }
 
-    /// Lines of the journal about requests, once there are so many.
+    /// Lines of the journal about requests, once there are `count` of them.
     async fn requests(&self, count: usize) -> Vec<Connection> {
         self.lines(count, Protocol::Http).await
     }

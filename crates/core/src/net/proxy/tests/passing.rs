@@ -1,4 +1,4 @@
-//! What goes through, and how.
+//! What passes the proxy, and in which form.
 
 use std::time::Duration;
 
@@ -138,7 +138,7 @@ async fn rules_deny_answer_forward_and_set() {
     let set = fetch(with("/", "", &[("authorization", "Bearer of-the-sandbox")])).await;
     assert_eq!(set.status, 200);
     assert_eq!(set.sent()["headers"]["accept"], "text/plain");
-    // The server says what it was sent; the sandbox does not hear it.
+    // The server answers with what it was sent; the sandbox does not see it.
     assert!(server.seen().last().unwrap().contains("Bearer of-the-rule"));
     assert!(!set.body.contains("of-the-rule") && !set.body.contains("of-the-sandbox"));
 

@@ -1,4 +1,4 @@
-//! A server that tells what it was sent, and the authority that vouches for it.
+//! A server that reports what it was sent, and the authority that vouches for it.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -194,7 +194,7 @@ async fn answer(
     })
 }
 
-/// Tells what it was sent, in the body and in a header.
+/// Returns what it was sent, in the body and in a header.
 async fn told(state: &State, request: Request<Incoming>) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let Ok(body) = body.collect().await else { return Response::new(text("")) };

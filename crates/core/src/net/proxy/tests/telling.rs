@@ -1,4 +1,4 @@
-//! Who is told a secret, and who is not.
+//! Who is sent a secret, and who is not.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -219,7 +219,8 @@ async fn without_being_asked_a_body_and_a_query_keep_their_placeholders() {
     assert!(notes[1].contains("KEY left in the body"), "{notes:?}");
 }
 
-/// What the server was once told, it shows to whoever asks: in any type, in part, packed, on another connection.
+/// A server may show what it was sent to anybody: in any type, in part, packed, on another
+/// connection.
 #[tokio::test]
 async fn what_a_host_was_told_is_masked_on_every_connection_and_in_every_type() {
     for value in [VALUE, SHORT] {
@@ -301,7 +302,7 @@ async fn a_value_in_two_halves_with_a_pause_between_them_is_masked() {
 
 #[tokio::test]
 async fn an_answer_that_ends_as_a_value_begins_is_whole() {
-    // As long as what covers it, so that the length of the answer is told.
+    // As long as what covers it, so that the answer has a length.
     let sandbox = Sandbox::allow_all(vec![in_headers("KEY", "here-it-is", NAME)]);
     for protocol in ["http/1.1", "h2"] {
         let server = Server::start(&sandbox.authorities, &[protocol]).await;
@@ -319,7 +320,7 @@ async fn what_a_host_was_told_is_masked_where_nothing_is_told() {
     let store = with("/store", "", &[("x-api-key", PLACEHOLDER)]);
     let mut client = sandbox.plain(server.address).await;
     Answered::read(client.send_request(store).await.unwrap()).await;
-    // In the clear, to an address that nobody gave out for that name: as to a public host.
+    // In the clear, to an address that was not given out for that name: as to a public host.
     sandbox.given = false;
     let mut client = sandbox.plain(server.address).await;
     let shown = Answered::read(client.send_request(get("/show")).await.unwrap()).await;

@@ -86,7 +86,7 @@ async fn datagrams_go_out_and_come_back() {
         assert_eq!(handler.log.traffic().sent, 31_201);
         assert_eq!(handler.log.traffic().received, 62_402);
 
-        // Nobody else's datagrams come in.
+        // Datagrams of other senders do not come in.
         let (stranger, _) = socket(v4).await;
         stranger.send_to(b"let me in", from[0]).await.unwrap();
         assert_silence(&end, "a stranger").await;
@@ -109,7 +109,7 @@ async fn refused_datagrams_are_answered_so_and_asked_about_once() {
         }
     }
     assert_eq!(handler.asked(), 2);
-    // Nobody answers for a crowd.
+    // Multicast gets no answer.
     write(&end, &datagram(7000, "224.0.0.251:5353".parse().unwrap(), b"who is there"));
     write(&end, &datagram(7000, "[ff02::fb]:5353".parse().unwrap(), b"who is there"));
     assert_silence(&end, "a crowd").await;
@@ -144,7 +144,7 @@ async fn flows_are_bounded_and_the_silent_one_goes() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(handler.log.open().len(), 4);
     assert_eq!(handler.asked(), 20);
-    // The last four go on without a question.
+    // The last four are sent without a question.
     for port in 17..=20 {
         write(&end, &datagram(7000, outside(true, port), b"x"));
         answer(&server).await;

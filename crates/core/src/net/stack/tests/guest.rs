@@ -1,4 +1,4 @@
-//! A sandbox: one that behaves, and hands to write packets with.
+//! A well-behaved sandbox, and a raw device to write packets with.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -77,7 +77,8 @@ impl FakeGuest {
         self.until("rest", |_| began.elapsed() > time).await;
     }
 
-    /// Sends all of this, reading what comes meanwhile; returns what came when the other side has said all.
+    /// Sends all of this, reading what comes meanwhile; returns what came when the other side has
+    /// sent everything.
     pub(super) async fn exchange(&mut self, handle: SocketHandle, data: &[u8]) -> Vec<u8> {
         let (mut sent, mut got, mut closed) = (0, Vec::new(), false);
         self.until("exchange", |guest| {
@@ -97,7 +98,7 @@ impl FakeGuest {
     }
 }
 
-/// Reads what is there.
+/// Reads what has arrived.
 pub(super) fn take(socket: &mut Socket<'_>, into: &mut Vec<u8>) {
     while let Ok(1..) = socket.recv(|data| {
         into.extend_from_slice(data);

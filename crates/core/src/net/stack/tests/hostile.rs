@@ -1,4 +1,4 @@
-//! Sandboxes that do not behave.
+//! Malicious sandboxes.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! A stack between a sandbox that is made up and a host's real loopback.
+//! A stack between a simulated sandbox and the host's real loopback.
 //!
 //! A pair of sockets that keep messages apart stands for the device. At its other end is either a second smoltcp, for
 //! a sandbox that behaves, or packets written by hand, for one that does not.
@@ -35,17 +35,17 @@ fn device() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
-/// What is said about an address.
+/// The handler's answer about an address.
 #[derive(Debug, Clone, Copy)]
 enum Say {
     Dial(SocketAddr),
     /// Accepted, and everything is sent back.
     Echo,
-    /// Accepted, and answered without a word of what is asked being read.
+    /// Accepted, and answered without reading the request.
     Answer(&'static [u8]),
 }
 
-/// A handler that does as it is told, and remembers what it was asked.
+/// A handler that gives preset answers, and remembers what it was asked.
 #[derive(Debug)]
 struct FakeHandler {
     say: Mutex<HashMap<SocketAddr, Say>>,
@@ -158,7 +158,7 @@ fn start(limits: StackLimits, handler: &Arc<FakeHandler>) -> (Stack, Arc<PacketD
     start_with(limits, handler, SandboxSockets::few(10_000))
 }
 
-/// One that may have so many sockets on the host.
+/// A stack with a limit of sockets on the host.
 fn start_with(
     limits: StackLimits,
     handler: &Arc<FakeHandler>,
@@ -170,7 +170,7 @@ fn start_with(
     (Stack::with(limits, Arc::clone(&device), handler, sockets), device, theirs)
 }
 
-/// An address outside that stands for nobody until the handler says otherwise.
+/// An address outside that does not answer until the handler says otherwise.
 fn outside(v4: bool, port: u16) -> SocketAddr {
     let ip: IpAddr = if v4 { "192.0.2.7" } else { "2001:db8::7" }.parse().unwrap();
     SocketAddr::new(ip, port)

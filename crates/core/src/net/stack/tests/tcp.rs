@@ -1,4 +1,4 @@
-//! Connections of a sandbox that behaves.
+//! Connections of a well-behaved sandbox.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ async fn what_is_refused_or_unanswered_is_reset() {
 
 #[tokio::test]
 async fn a_dial_that_nobody_answers_ends() {
-    // A backlog that is full answers nobody.
+    // A full backlog answers no connection.
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     socket.listen(0).unwrap();

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 pub(super) const USER: &str = "ubuntu";
 /// Where it lives.
 pub(super) const HOME: &str = "/vercel";
-/// The number people expect it to have, and the first that is a person's.
+/// The number people expect it to have, and the first of a normal user.
 const NUMBER: u32 = 1000;
 /// The last number that is a person's.
 const LAST: u32 = 60_000;
@@ -28,7 +28,7 @@ pub(super) struct Numbers {
 }
 
 impl Tables {
-    /// Makes sure of the default user. One that is there keeps its numbers; nobody is renamed.
+    /// Makes sure of the default user. An existing one keeps its numbers; no user is renamed.
     pub(super) fn admit(&mut self, shell: &str) -> Numbers {
         if self.passwd.is_empty() {
             self.passwd = "root:x:0:0:root:/root:/bin/sh\n".to_owned();

@@ -52,7 +52,7 @@ impl Read for CustomizationTar {
             && !into.is_empty()
             && let Some(writer) = self.writer.take()
         {
-            // The end of the pipe is the archive's only if its writer says so.
+            // The end of the pipe is the archive's only if its writer reports so.
             writer.join().unwrap_or_else(|_| Err(io::Error::other("its writer broke off")))?;
         }
         Ok(read)

@@ -1,14 +1,14 @@
 //! Customized images: a base and one more layer, with a user who is not root, a home for it, and `sudo`.
 //!
-//! `docs/formats/image.md` says what the layer holds and how the user is chosen. Here is how it comes
-//! about: the base is looked at through its layers, as the overlay would show them; what is to be
-//! added is written as a tar archive; and that is unpacked and sealed like a layer from anywhere else.
-//! So modes, owners and directories on the way follow the rules that hold for all layers, and two images
-//! that are customized alike share it.
+//! `docs/formats/image.md` says what the layer holds and how the user is chosen. Here is how it is
+//! made: the base is read through its layers, as the overlay would show them; what is to be added
+//! is written as a tar archive; and that is unpacked and sealed like a layer from anywhere else. So
+//! modes, owners and directories on the way follow the rules that hold for all layers, and two
+//! images that are customized alike share it.
 //!
-//! [`Images::customize`] makes one. [`Images::customized`] makes it only if it is not there as wanted, which is
-//! what a front calls for every sandbox: it costs two small reads when there is nothing to do, and one
-//! caller does the work when there is.
+//! [`Images::customize`] makes one. [`Images::customized`] makes it only if it does not exist in
+//! that form, which is what a front calls for every sandbox: it costs two small reads when there is
+//! nothing to do, and one caller does the work when there is.
 
 mod accounts;
 mod archive;
@@ -42,7 +42,7 @@ const BIN: &str = "/vercel/bin";
 const USUAL_PATH: [&str; 6] =
     ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// Follow from whoever runs a command, so an image has no say.
+/// Follow from the user who runs a command, so an image does not set them.
 const PERSONAL: [&str; 3] = ["HOME", "USER", "LOGNAME"];
 
 /// The files of a home that shells expect.
@@ -125,7 +125,7 @@ impl Images {
             return Ok(image);
         }
         let _one_at_a_time = self.builder.lock(&lock_of(name)).await;
-        // Somebody else may have done the work meanwhile.
+        // Another caller may have done the work meanwhile.
         match self.as_wanted(name, &recipe).await? {
             Some(image) => Ok(image),
             None => self.build(&base, name, customization).await,
@@ -409,7 +409,7 @@ fn is_program(base: &Below<'_>, path: &str) -> bool {
 }
 
 /// Whether the base has the `sudo` that reads `Defaults`. The one in Rust, which newer systems put
-/// behind that name, does not, and clears the environment whatever it is told.
+/// behind that name, does not, and clears the environment whatever the settings are.
 fn has_classic_sudo(base: &Below<'_>) -> bool {
     ["usr/bin/sudo", "bin/sudo", "usr/local/bin/sudo"].iter().any(|path| {
         base.follow(&names(path)).is_some_and(|(place, found)| {
@@ -421,7 +421,7 @@ fn has_classic_sudo(base: &Below<'_>) -> bool {
     })
 }
 
-/// What the default user may, for a `sudo` that is there now or installed later.
+/// What the default user may do, for a `sudo` that exists now or is installed later.
 fn sudoers_drop_in() -> String {
     format!(
         "Defaults:{USER} !env_reset, !secure_path, !requiretty, always_set_home\n\

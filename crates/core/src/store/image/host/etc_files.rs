@@ -1,4 +1,5 @@
-//! The files of `/etc` that are written anew, because the host's own tell too much or lead nowhere.
+//! The files of `/etc` that are written anew, because the host's own reveal too much or lead
+//! nowhere.
 //!
 //! `hostname` and `hosts` are not among them: a machine gives a sandbox without them its own, with the
 //! name the sandbox has. `sudo` complains where it cannot resolve that.

@@ -247,7 +247,7 @@ impl<'a> CopyWork<'a> {
         self.lock().error.take().map_or(Ok(()), Err)
     }
 
-    /// Takes directories off the stack until there are none and nobody could add any.
+    /// Takes directories off the stack until it is empty and no thread could add any.
     fn fill(&self) {
         let mut hashes = Vec::new();
         while let Some(job) = self.next() {

@@ -5,7 +5,7 @@
 //! 1. `/usr`, and `/bin`, `/sbin`, `/lib*` where they are directories of their own, are taken whole,
 //!    but for [`LEFT_OUT`].
 //! 2. Of `/etc`, only the names in [`ETC`] are taken. Daemons' settings, credentials, keys, and all
-//!    that tells this machine from another are not on the list. Some files are written anew: see
+//!    that identifies this machine are not on the list. Some files are written anew: see
 //!    [`super::etc_files`].
 //! 3. Of `/var`, what package managers need to know is taken ([`VAR`]).
 //! 4. [`SKELETON`] is made as empty directories.

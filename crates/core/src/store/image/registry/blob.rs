@@ -94,7 +94,7 @@ impl Registry {
                 .and_then(|range| range.to_str().ok())
                 .is_some_and(|range| range.starts_with(&format!("bytes {have}-")));
         if !goes_on {
-            // A registry that does not go on where we ask begins at the beginning.
+            // A registry that does not continue where we ask begins at the beginning.
             *have = 0;
             file.set_len(0).await.map_err(wrong("truncate", path))?;
             file.seek(SeekFrom::Start(0)).await.map_err(wrong("truncate", path))?;

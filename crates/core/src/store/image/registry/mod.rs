@@ -1,9 +1,9 @@
 //! Registries: manifests and blobs over HTTP.
 //!
 //! The protocol is the OCI distribution specification, the reading half of it. It is spoken here and
-//! not by a library because of what must hold when things go wrong: bodies are bounded, a blob goes on
-//! where it broke off, tokens are renewed in the middle of a pull, identity tokens work, and every
-//! failure is told apart (unknown image, not allowed, out of reach, damaged).
+//! not by a library because of what must hold when things go wrong: bodies are bounded, a blob
+//! continues where it broke off, tokens are renewed in the middle of a pull, identity tokens work,
+//! and every failure has an error of its own (unknown image, not allowed, out of reach, damaged).
 //!
 //! Nothing a registry says is believed before its digest was checked. Credentials go to the registry
 //! and to the token service it names, never elsewhere, and never in the clear to a service on another

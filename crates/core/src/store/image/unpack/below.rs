@@ -81,8 +81,8 @@ impl Below<'_> {
     }
 }
 
-/// Looks a name up in a directory that exists in several layers. Also tells in which of them the name
-/// is a directory whose content shows.
+/// Looks a name up in a directory that exists in several layers. Also returns in which of them the
+/// name is a directory whose content shows.
 fn look(dirs: &[PathBuf], name: &[u8]) -> Option<(LowerEntry, Vec<PathBuf>)> {
     let mut first: Option<LowerEntry> = None;
     let mut below = Vec::new();

@@ -1,4 +1,4 @@
-//! What an archive is packed with, told by its first bytes.
+//! How an archive is compressed, detected by its first bytes.
 
 use std::io::{self, BufReader, Cursor, Read};
 
@@ -22,7 +22,7 @@ pub(in super::super) enum Packing {
     Unknown,
 }
 
-/// Tells what `start` is the beginning of.
+/// Returns the compression whose data begins with `start`.
 pub(in super::super) fn packing(start: &[u8]) -> Packing {
     const FOREIGN: [(&[u8], &str); 5] = [
         (b"\xfd7zXZ\0", "xz"),

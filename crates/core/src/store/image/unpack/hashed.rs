@@ -10,7 +10,7 @@ use crate::store::image::digest;
 /// Computes the digest of what is read through it, and bounds it.
 pub(super) struct Hashed<R> {
     inner: R,
-    /// Nobody asks for the digest of what a machine exports, and its zeros take no room.
+    /// The digest of a machine's export is not needed, and its zeros take no space.
     hash: Option<Sha256>,
     left: u64,
 }

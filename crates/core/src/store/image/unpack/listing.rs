@@ -13,7 +13,7 @@ pub(in super::super) type ArchiveIndex = (BTreeMap<String, (u64, u64)>, BTreeMap
 /// The most files an archive of an image may have.
 const MOST_FILES: usize = 100_000;
 
-/// Calls `each` with every name, until it has seen enough and says so by `false`.
+/// Calls `each` with every name, until it returns `false` because it has seen enough.
 pub(in super::super) fn names(
     what: &str,
     archive: impl Read,

@@ -7,8 +7,8 @@
 //!
 //! Rules for what archives leave open, or try:
 //!
-//! - Of several entries with one name, the last counts. A directory gives way to a file, and a file
-//!   to a directory.
+//! - Of several entries with one name, the last counts. A file replaces a directory, and a
+//!   directory a file.
 //! - A whiteout speaks of the layers below only: next to an entry of its own layer it hides just them.
 //! - A directory that is needed and not described looks as it does below, else is root's, 0755.
 //! - A hard link to a file below copies that file up first, as overlayfs would.
@@ -118,7 +118,7 @@ pub struct Unpacked {
 ///
 /// # Errors
 ///
-/// Returns an error that tells a damaged archive from a hostile one and from trouble on this host.
+/// Returns different errors for a damaged archive, a hostile one and trouble on this host.
 pub fn unpack_layer(
     what: &str,
     archive: impl Read,
@@ -201,7 +201,7 @@ impl Trouble {
         match self {
             Self::Content(source) => damaged(source),
             Self::Refused { entry, reason } => ImageError::Refused { entry: text(&entry), reason },
-            // Whoever wrote the archive wrote the name.
+            // The name comes from the author of the archive.
             Self::Host { entry, source }
                 if source.raw_os_error() == Some(Errno::NAMETOOLONG.raw_os_error()) =>
             {
@@ -526,7 +526,7 @@ fn has_long_name(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'/').any(|name| name.len() > LONGEST_NAME)
 }
 
-/// What is wrong with where a link leads, as far as the archive alone tells.
+/// What is wrong with where a link leads, as far as the archive alone shows.
 fn bad_link(entry: &ArchiveEntry) -> Option<&'static str> {
     match entry.kind {
         TarKind::Symlink if entry.link.is_empty() => Some("it is a symlink to nothing"),
@@ -553,7 +553,7 @@ fn split(path: &[u8]) -> (Vec<u8>, Vec<u8>) {
     (parts.join(&b'/'), name)
 }
 
-/// Writes bytes, but passes over blocks of zeros: they become holes. Tells how many were written.
+/// Writes bytes, but passes over blocks of zeros: they become holes. Returns how many were written.
 fn write_with_holes(file: &mut std::fs::File, bytes: &[u8]) -> io::Result<u64> {
     let mut written = 0;
     for block in bytes.chunks(HOLE) {

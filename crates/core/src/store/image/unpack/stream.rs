@@ -1,8 +1,9 @@
 //! A tar stream, entry by entry.
 //!
 //! Archives come from strangers, so this reader bounds what it holds in memory (names and extended
-//! headers), believes no size it has not seen the bytes of, and tells an archive that was cut short
-//! from one that has ended. It reads old, ustar, GNU (long names, sparse files) and PAX archives.
+//! headers), believes no size it has not seen the bytes of, and distinguishes an archive that was
+//! cut short from one that has ended. It reads old, ustar, GNU (long names, sparse files) and PAX
+//! archives.
 
 use std::io::{self, Read};
 

@@ -82,7 +82,7 @@ impl LayerTree {
         Ok(place)
     }
 
-    /// Opens a directory if it is there.
+    /// Opens a directory if it exists.
     pub(super) fn find(&mut self, path: &[u8]) -> io::Result<Option<ParentDir>> {
         let found = self.walk(path, None)?;
         if let Some(place) = found.as_ref().filter(|_| !self.links) {
@@ -107,7 +107,7 @@ impl LayerTree {
         }
         let mut at = Rc::clone(dir);
         for _ in 0..up {
-            // No link leads here, and nobody else moves what is in the tree.
+            // No link leads here, and nothing else moves what is in the tree.
             at = Rc::new(open_dir(at.as_fd(), b"..")?);
         }
         Ok((at, path[..same].to_vec(), &path[same..]))
@@ -151,7 +151,7 @@ impl LayerTree {
                         continue;
                     }
                     None if missing.is_none() => return Ok(None),
-                    // What an earlier entry made gives way to what this one needs.
+                    // What an earlier entry made is replaced by what this one needs.
                     None => self.replace_by_dir(here.as_fd(), &name)?,
                 },
                 Err(error) => return Err(error.into()),

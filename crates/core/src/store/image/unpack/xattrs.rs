@@ -30,7 +30,7 @@ pub(super) fn unwanted(entry: &ArchiveEntry, form: Form) -> u64 {
     (entry.xattrs.iter().filter(of_programs).count() - kept) as u64
 }
 
-/// Gives them to a file, and tells how many this host does not have the like of.
+/// Sets them on a file, and returns how many this host does not support.
 pub(super) fn give_xattrs<'a>(
     file: BorrowedFd<'_>,
     xattrs: impl Iterator<Item = &'a (String, Vec<u8>)>,

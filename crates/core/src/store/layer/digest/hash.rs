@@ -18,7 +18,7 @@ use crate::store::{Result, StoreError};
 /// How to read files while others want the disk.
 #[derive(Debug, Clone)]
 pub struct ReadThrottle {
-    /// How many bytes a second, at the most.
+    /// The largest number of bytes per second.
     pub rate: u64,
     /// Whether to read from the disk what is in the page cache, and to leave none of it there.
     pub bypass_cache: bool,

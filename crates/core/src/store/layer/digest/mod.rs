@@ -33,7 +33,7 @@ use crate::store::{Result, Store, blocking};
 
 pub use self::hash::ReadThrottle;
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DigestVerdict {
     /// It is what was sealed.

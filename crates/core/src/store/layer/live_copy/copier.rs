@@ -255,7 +255,7 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Makes a directory of the copy, with those above it, unless it is there.
+    /// Makes a directory of the copy, with those above it, unless it exists.
     fn ensure(&self, path: &[u8], mode: Compare) -> Result<TreeDir> {
         let mut made = self.made.lock();
         if let Some((place, _)) = made.get(path) {

@@ -64,7 +64,8 @@ fn rules_are_told_back_without_values() {
         json!([{ "domain": "*.example.com", "forwardURL": "https://proxy.example.org/in" }])
     );
     assert_eq!(told["responseRules"], json!([{ "domain": "ai.example.com", "statusCode": 403 }]));
-    // What was told in their older form reads too, but for values, which were never told.
+    // Policies returned in their older form can be read too, except for values, which were never
+    // returned.
     let old = again(json!({ "mode": "custom", "allowedDomains": ["a.com"],
         "injectionRules": [{ "domain": "a.com", "headers": { "a": "b" } }],
         "forwardRules": [{ "domain": "a.com", "forwardURL": "https://b.com" }] }));

@@ -1,4 +1,4 @@
-//! Who is asking, and for which project.
+//! The caller of a request, and its project.
 //!
 //! Their clients send a bearer token, a team with every request, and a project in one of three places:
 //! the body, `?projectId=`, `?project=`, or nowhere. Here the *token* decides: a key of Sandkeep, or a
@@ -25,7 +25,7 @@ use crate::compat::vercel::protocol::input::QueryParams;
 pub(crate) const TEAM: &str = "team_sandkeep";
 /// Its name for people.
 pub(crate) const TEAM_SLUG: &str = "sandkeep";
-/// The project that the CLI asks for when it was told of none: the token's own.
+/// The project that the CLI requests when it has none configured: the token's own.
 const DEFAULT_PROJECT: &str = "vercel-sandbox-default-project";
 
 /// A caller that may look.

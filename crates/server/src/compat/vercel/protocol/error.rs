@@ -1,4 +1,4 @@
-//! What went wrong, in the words their clients act on.
+//! Errors, in the form that their clients act on.
 //!
 //! The clients look at statuses first: any 410 from a session, and 422 with two codes, make them wake
 //! the sandbox and ask once more; 404 from a get makes `getOrCreate` create; 429 and 5xx are asked

@@ -19,7 +19,7 @@ pub(crate) trait Foreign: Sized + std::str::FromStr {
         format!("{}{tail}", Self::THEIRS)
     }
 
-    /// What they mean by it, if it is one of ours at all.
+    /// Our id behind theirs, if it is one.
     fn read(theirs: &str) -> Option<Self> {
         let tail = theirs.strip_prefix(Self::THEIRS)?;
         format!("{}{tail}", Self::OURS).parse().ok()

@@ -1,8 +1,8 @@
-//! How their requests are read. Whatever is wrong is a 400 that names the field.
+//! How their requests are read. Every error is a 400 that names the field.
 //!
-//! Bodies are taken apart field by field: [`Fields::end`] refuses what nobody took, so that a setting
-//! we do not know is never without effect in silence. Keys that begin with `__` are private between
-//! their clients and their service and are let through.
+//! Bodies are taken apart field by field: [`Fields::end`] refuses unknown fields, so that an
+//! unknown setting is never silently ignored. Keys that begin with `__` are private between their
+//! clients and their service and are let through.
 
 use std::sync::Arc;
 
@@ -177,7 +177,7 @@ impl Fields {
         self.body.unwrap_or_else(|| Value::Object(self.map).into())
     }
 
-    /// Refuses what nobody took.
+    /// Refuses unknown fields.
     pub(crate) fn end(&self) -> Result<(), VercelError> {
         match self.map.keys().find(|name| !name.starts_with("__")) {
             None => Ok(()),
@@ -204,7 +204,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Reached {
     }
 }
 
-/// What the query says. Parameters nobody asks for are let be: every client sends some.
+/// The parameters of the query. Unknown ones are ignored: every client sends some.
 #[derive(Debug)]
 pub(crate) struct QueryParams(Vec<(String, String)>);
 

@@ -6,7 +6,8 @@
 //! a function of the bytes alone, however they were cut: the Python client resumes a broken stream by
 //! counting characters of a replay.
 //!
-//! While nothing is said an empty line is, now and then: no proxy on the way closes a stream that lives.
+//! While there is nothing to send an empty line is sent, now and then: no proxy on the way closes a
+//! stream that lives.
 
 use std::io;
 use std::sync::Arc;
@@ -104,14 +105,14 @@ impl Decoder {
     }
 }
 
-/// What is told of a command.
+/// What the stream contains of a command.
 #[derive(Debug)]
 pub(crate) struct LogStream {
     /// A line before everything else.
     pub(crate) first: Option<Value>,
-    /// Whether what it prints is told.
+    /// Whether its output is sent.
     pub(crate) logs: bool,
-    /// Whether how it ended is told, and in which words.
+    /// Whether its end is sent, and in which form.
     pub(crate) last: Option<fn(&Command) -> Value>,
 }
 
@@ -172,7 +173,7 @@ impl VercelLines {
             Some(CommandOutput::Stderr(bytes)) => self.printed("stderr", &bytes),
             Some(CommandOutput::Gap(_)) if !self.telling.logs => Vec::new(),
             Some(CommandOutput::Gap(bytes)) => {
-                // Nobody knows what was printed to which stream there, so both are told.
+                // It is unknown what was printed to which stream there, so both get it.
                 let marker = format!(
                     "\n[{bytes} bytes of output are missing here: the log does not keep them]\n"
                 );

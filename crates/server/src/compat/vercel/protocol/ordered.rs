@@ -1,6 +1,6 @@
 //! JSON whose objects keep the order they were written in.
 //!
-//! Their clients compare what they are told with what they sent, and order matters to some of it: the
+//! Their clients compare the answer with what they sent, and order matters to some of it: the
 //! domains of a network policy are keys of an object there, and items of a list in the answer.
 
 use std::fmt;

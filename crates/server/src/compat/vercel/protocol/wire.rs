@@ -1,4 +1,4 @@
-//! Our things in their words.
+//! Our objects in their format.
 //!
 //! Two rules hold for every object here. What is not there is *left out*: their clients refuse a
 //! whole answer for one `null`. And `session.runtime` is always there: clients of 2.x insist.
@@ -23,7 +23,8 @@ use crate::compat::vercel::sandboxes::settings::{
 use crate::compat::vercel::{drives, network};
 use crate::gateway;
 
-/// The region of what was told none: the one their clients take for granted. It is a label.
+/// The region of objects that were made without one: the one their clients take for granted. It is
+/// a label.
 pub(crate) const HERE: &str = "iad1";
 
 #[derive(Debug, Serialize)]
@@ -167,7 +168,7 @@ fn runtime(sandbox: &Sandbox) -> String {
     noted.unwrap_or(&sandbox.config.image).clone()
 }
 
-/// Where commands run that say nothing else.
+/// The working directory of commands that name none.
 pub(crate) fn cwd(sandbox: &Sandbox) -> String {
     let cwd = sandbox.config.cwd.clone().or_else(|| sandbox.image_config.cwd.clone());
     cwd.unwrap_or_else(|| "/".to_owned())

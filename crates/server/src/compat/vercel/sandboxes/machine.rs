@@ -1,4 +1,4 @@
-//! What a new sandbox stands on: which image a runtime, an image or nothing at all means.
+//! The image of a new sandbox: what a runtime, an image or nothing at all means.
 //!
 //! | asked for | is |
 //! |---|---|
@@ -32,7 +32,7 @@ const RUNTIMES: &str = "vercel/";
 const CUSTOMIZED: &str = "vercel/auto/";
 /// Their registry, which is often written out.
 const REGISTRY: &str = "vcr.vercel.com/";
-/// What an image is said to run when it has no runtime that they have a word for.
+/// The runtime that is returned for an image without one that they have a name for.
 const CUSTOM: &str = "custom";
 
 /// What a sandbox is made from.
@@ -46,7 +46,7 @@ pub(crate) struct BaseImage {
     pub(crate) reference: Option<String>,
 }
 
-/// Finds what a sandbox is to be made from.
+/// Finds the image of a new sandbox.
 ///
 /// # Errors
 ///
@@ -195,7 +195,7 @@ impl Machines<'_> {
         })
     }
 
-    /// What clients are told that an image runs: the newest `node` it has, else the newest Python.
+    /// The runtime that clients see for an image: the newest `node` it has, else the newest Python.
     async fn known_as(&self, image: &Image, otherwise: &str) -> String {
         let has = self.runtimes_of(image).await;
         newest(&has, "node")

@@ -46,7 +46,7 @@ struct Version {
     runtime: bool,
     /// A repository goes into the working directory itself.
     here: bool,
-    /// How long snapshots stay if nobody says.
+    /// How long snapshots stay by default.
     snapshots: Option<u64>,
     keep_last: Option<u32>,
 }
@@ -288,7 +288,7 @@ async fn list(Looks(caller): Looks, State(app): State<Arc<App>>, asked: QueryPar
     let found = app.engine.list(&caller.project, &filter, &page).await?;
     let mut sandboxes = Vec::with_capacity(found.items.len());
     for sandbox in &found.items {
-        // Only a running one tells when it ends.
+        // Only a running one has an end time.
         let session = match sandbox.phase() {
             Phase::Running => match app.engine.get(&caller.project, &sandbox.name).await {
                 Ok(opened) => opened.session,
@@ -361,7 +361,7 @@ async fn update(
     }
     let session = app.engine.get(&caller.project, &name).await?.session;
     let mut answer = json!({ "sandbox": wire::sandbox(&app, &sandbox, session.as_ref()) });
-    // What was taken away is told: absent would mean as before to a client that keeps what it knew.
+    // Removed tags are returned: absent would mean as before to a client that keeps what it knew.
     if tagged && sandbox.config.tags.is_empty() {
         answer["sandbox"]["tags"] = json!({});
     }
@@ -448,7 +448,8 @@ async fn fork(
     if let Some(persistent) = patch.persistent {
         patch.expires = Some(settings::lifetime(persistent));
     }
-    // Their command line tells who forks a running sandbox that the last snapshot is taken.
+    // Their command line announces to a user who forks a running sandbox that the last snapshot is
+    // used.
     let fork = Fork {
         name,
         patch,

@@ -1,15 +1,17 @@
-//! Callers who want the same new sandbox at the same time.
+//! Callers that want to create the same sandbox at the same time.
 //!
-//! Their `getOrCreate` is two requests: a get, and a create when that found nothing. Whoever's create
-//! succeeds takes itself for the creator and runs its `onCreate`; whoever's create is refused fails. No
-//! answer to a create makes a client fetch the sandbox instead. So it is decided at the get:
+//! Their `getOrCreate` is two requests: a get, and a create when that found nothing. A client whose
+//! create succeeds takes itself for the creator and runs its `onCreate`; a client whose create is
+//! refused fails. No answer to a create makes a client fetch the sandbox instead. So it is decided
+//! at the get:
 //!
 //! - The first get that finds nothing is answered so, and its caller is expected to create ([`LEASE`]).
-//! - Every other get waits, until the sandbox is there and can be handed out, or until it is clear that
-//!   nobody creates it: then one of those who wait is the next to be told that there is nothing.
+//! - Every other get waits, until the sandbox exists and can be returned, or until it is clear that
+//!   nobody creates it: then one of the waiting callers is the next to get "not found".
 //!
-//! So of twenty callers at once one creates and runs `onCreate`, and nineteen find the sandbox. Whoever
-//! only looks whether a sandbox exists may wait for as long as somebody else is expected to create it.
+//! So of twenty callers at once one creates and runs `onCreate`, and nineteen find the sandbox. A
+//! client that only checks whether a sandbox exists may wait for as long as another one is expected
+//! to create it.
 //!
 //! A create of a name that is taken is refused, as their service does, unless it
 //!
@@ -37,9 +39,11 @@ const TURNS: u32 = 5;
 const WAIT_FOR_CREATE: Duration = Duration::from_secs(120);
 /// How long after its caller was cut off a create may be asked for again.
 const AGAIN: Duration = Duration::from_secs(30);
-/// How many creates that nobody heard the answer of are remembered for one name; the oldest is forgotten first.
+/// How many creates without a delivered answer are remembered for one name; the oldest is forgotten
+/// first.
 const MOST_UNHEARD: usize = 16;
-/// How many names are watched at the most: of one project, so that none takes the place of others, and of all.
+/// How many names are watched at most: of one project, so that none takes the place of others, and
+/// of all.
 const MOST_PER_PROJECT: usize = 1_000;
 const MOST: usize = 100_000;
 
@@ -67,9 +71,9 @@ struct Runners {
     expected: Option<Instant>,
     /// Creates under way, by what they wish.
     creates: Vec<String>,
-    /// Creates whose callers never heard the answer.
+    /// Creates whose callers never got the answer.
     unheard: Vec<(Instant, String)>,
-    /// Tells those who wait to look again.
+    /// Wakes the waiting callers to look again.
     changed: watch::Sender<()>,
 }
 
@@ -86,9 +90,9 @@ impl Runners {
 /// What a caller who found nothing is to do.
 #[derive(Debug)]
 pub(crate) enum Missed {
-    /// It is told so, and may create.
+    /// It gets that answer, and may create.
     Tell,
-    /// It waits for somebody else's create, and looks again.
+    /// It waits for another caller's create, and looks again.
     Wait(Changed),
 }
 
@@ -107,7 +111,7 @@ impl Changed {
     }
 }
 
-/// A create under way. It belongs to the work, which goes on when the caller leaves.
+/// A create in progress. It belongs to the work, which continues when the caller leaves.
 #[derive(Debug)]
 pub(crate) struct CreateInProgress {
     races: Races,
@@ -121,7 +125,7 @@ pub(crate) struct CreateCaller {
     races: Races,
     place: SandboxKey,
     wishes: String,
-    /// Another one of the same kind was under way when it came, or had not been heard.
+    /// Another one of the same kind was in progress when it came, or had not delivered its answer.
     joined: bool,
     answered: bool,
 }
@@ -180,7 +184,8 @@ impl Races {
 }
 
 impl CreateCaller {
-    /// The caller has its answer, and will not ask again. Whether it may be handed a sandbox that is there already.
+    /// The caller has its answer, and will not ask again. Returns whether it may get an existing
+    /// sandbox.
     pub(crate) fn answered(&mut self) -> bool {
         self.answered = true;
         self.joined
@@ -289,7 +294,7 @@ mod tests {
         let Missed::Wait(second) = look(&races) else { panic!("told while it is made") };
         let before = Instant::now();
         let made = tokio::spawn(async move {
-            // Longer than anybody is expected to take before it begins.
+            // Longer than any caller is expected to take before it begins.
             tokio::time::sleep(LEASE * (TURNS + 2)).await;
             drop(running);
         });
@@ -308,7 +313,7 @@ mod tests {
         let Missed::Wait(second) = races.missed(&project, &name, since) else { panic!("told too") };
         second.wait().await;
         assert!(matches!(races.missed(&project, &name, since), Missed::Tell), "the next in turn");
-        // However many others are told first, nobody waits for ever.
+        // However many others are answered first, no caller waits without end.
         let since = Instant::now();
         let mut waited = 0;
         while let Missed::Wait(changed) = races.missed(&project, &name, since) {

@@ -1,7 +1,7 @@
-//! What a request says a sandbox should be, as a patch of ours.
+//! The settings in a request for a sandbox, as a patch of ours.
 //!
 //! Create, fork and update share their fields, so they are read in one place. What the engine has no
-//! field for is kept in the sandbox's notes, under `vercel.`, and told back from there.
+//! field for is kept in the sandbox's notes, under `vercel.`, and returned from there.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ use crate::compat::vercel::sandboxes::source::{self, Fetched};
 use crate::compat::vercel::{VercelSettings, drives, network};
 
 pub(crate) const DAY: u64 = 24 * 3600 * 1000;
-/// How long a session lasts if nobody says.
+/// How long a session lasts by default.
 const TIMEOUT: Span = Span(300_000);
-/// How long snapshots are kept after their last use if nobody says.
+/// How long snapshots are kept after their last use by default.
 const SNAPSHOTS: u64 = 30 * DAY;
 /// The port their CLI believes terminals to be on.
 pub(crate) const INTERACTIVE_PORT: u16 = 26661;
@@ -98,7 +98,7 @@ impl RequestedSettings {
         Ok(())
     }
 
-    /// Notes something to be told back, or takes the note away.
+    /// Notes something to be returned, or removes the note.
     pub(crate) fn note(&mut self, name: &str, note: Option<String>) {
         self.patch.notes.insert(name.to_owned(), note);
     }
@@ -186,7 +186,7 @@ impl RequestedSettings {
     pub(crate) fn with_defaults(mut self, snapshots: Option<u64>) -> Self {
         let patch = &mut self.patch;
         patch.session_timeout.get_or_insert(Some(TIMEOUT));
-        // Sessions end by their time limit, never because nobody is there.
+        // Sessions end by their time limit, never because nobody is connected.
         patch.idle_timeout = Some(None);
         let persistent = *patch.persistent.get_or_insert(true);
         patch.snapshot_always = Some(true);
@@ -195,7 +195,7 @@ impl RequestedSettings {
         patch.memory.get_or_insert(Size(4096 << 20));
         if patch.snapshot_expires.is_none() {
             patch.snapshot_expires = Some(span_of(snapshots.unwrap_or(SNAPSHOTS)));
-            // Told back where it is a promise of the endpoint, and not only what is usual.
+            // Returned where it is a promise of the endpoint, and not only the default.
             let told = snapshots.map(|ms| ms.to_string());
             patch.notes.extend(told.map(|told| (EXPIRATION.to_owned(), Some(told))));
         }
@@ -208,8 +208,8 @@ impl RequestedSettings {
 /// As long as a span can be for a snapshot that never expires: a hundred years.
 pub(crate) const FOREVER: Span = Span(36_500 * DAY);
 
-/// How long a sandbox that nobody uses stays: one that can be resumed for good, another as long as
-/// theirs does.
+/// How long an unused sandbox stays: one that can be resumed for good, another as long as theirs
+/// does.
 pub(crate) fn lifetime(persistent: bool) -> Span {
     if persistent { FOREVER } else { Span(14 * DAY) }
 }
@@ -229,7 +229,7 @@ pub(crate) fn span_of(expiration: u64) -> Option<Span> {
     (expiration != 0).then_some(Span(expiration))
 }
 
-/// A label that is kept and told back.
+/// A label that is kept and returned.
 pub(crate) fn short(name: &str, text: String) -> Result<String, VercelError> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if (1..=64).contains(&text.len()) && text.chars().all(good) {
@@ -239,7 +239,7 @@ pub(crate) fn short(name: &str, text: String) -> Result<String, VercelError> {
     }
 }
 
-/// What a new sandbox is to be made from.
+/// The source of a new sandbox.
 #[derive(Debug)]
 pub(crate) enum Source {
     Image,

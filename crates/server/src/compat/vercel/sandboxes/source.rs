@@ -1,8 +1,9 @@
-//! What a new sandbox begins with: a repository or an archive, fetched *inside* it, under its own policy.
+//! The initial content of a new sandbox: a repository or an archive, fetched *inside* it, under its
+//! own policy.
 //!
 //! Credentials must not rest there. They are in the environment of one command, as a header for one address, so
 //! neither `.git/config` nor a command line nor our record has them. A sandbox whose source cannot be fetched is
-//! deleted again: its creator hears why and may try again under the same name.
+//! deleted again: its creator gets the reason and may try again under the same name.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ use crate::compat::vercel::protocol::input::Fields;
 
 /// How long fetching may take.
 const WITHIN: Span = Span(600_000);
-/// How much of what a failed fetch printed is told.
+/// How much of the output of a failed fetch is returned.
 const TOLD: usize = 2000;
 /// What a program that is not there exits with.
 const NOT_THERE: i32 = 127;

@@ -1,6 +1,6 @@
 //! Commands of a session: run, watched, fed, ended.
 //!
-//! A command goes on when the client that watched it leaves, and is known, with what it printed, when
+//! A command continues when the client that watched it leaves, and is known, with its output, when
 //! its session is over.
 
 use std::io;
@@ -44,7 +44,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/v2/sandboxes/sessions/{id}/cmd/{cmd}/stdin", post(stdin))
 }
 
-/// A command in their words.
+/// A command in their format.
 pub(crate) fn command(command: &Command) -> Value {
     let (name, args) =
         command.argv.split_first().map_or(("", &[][..]), |(name, args)| (name, args));
@@ -76,8 +76,8 @@ fn answer(of: &Command) -> Value {
     json!({ "command": command(of) })
 }
 
-/// A command as it was when it began: one that is over by now is told to be so when it is asked for, or
-/// by the last line.
+/// A command as it was when it began: if it is over by now, the last line or a later request shows
+/// that.
 fn begun(command: Command) -> Value {
     let state = CommandState::Running;
     answer(&Command { state, exit_code: None, ended_at: None, ..command })
@@ -97,8 +97,9 @@ async fn run(
         return Err(VercelError::refused("`cmdId`: commands get their ids here."));
     }
     let mut exec = wanted(&within, &mut fields)?;
-    // One whose output is waited for is held back by whoever waits, like by a pipe's reader. Not one
-    // that is fed: clients send all of its input before they read, so it would stop both ways.
+    // A command whose output is waited for is held back by a slow client, like by a pipe's reader.
+    // Not one that is fed: clients send all of its input before they read, so it would stop both
+    // ways.
     exec.detach = !(wait && logs) || exec.stdin;
     crate::audit::program(&exec.argv);
     fields.end()?;
@@ -133,7 +134,7 @@ fn wanted(within: &Within, fields: &mut Fields) -> Result<Exec, VercelError> {
     })
 }
 
-/// Why a command did not start, in their words.
+/// Why a command did not start, in their format.
 pub(crate) async fn cannot_run(app: &App, within: &Within, error: Error) -> VercelError {
     let Error::Guest(GuestError::Refused { kind, message }) = &error else {
         return within.explain(app, error).await;
@@ -185,8 +186,8 @@ async fn look(
     if let Ok(ended) = tokio::time::timeout(keep_alive, ended.as_mut()).await {
         return Ok(Json(ended?).into_response());
     }
-    // Their client waits five minutes for the head of an answer, and for the rest of it for ever. Space
-    // before a document is allowed, and keeps the connection.
+    // Their client waits five minutes for the head of an answer, and for the rest of it without a
+    // limit. Space before a document is allowed, and keeps the connection.
     let state = Some((ended, app.closing.clone()));
     let stream = stream::unfold(state, move |state| async move {
         let (mut ended, closing) = state?;

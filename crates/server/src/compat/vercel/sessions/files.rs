@@ -30,7 +30,7 @@ use crate::compat::vercel::sessions::within::Within;
 
 /// How much of an archive is unpacked at one time: a thousandfold of it may come out.
 const PIECE: usize = 4 << 10;
-/// How long a client may go on sending what is refused already, so that it hears why.
+/// How long a client may keep sending what is refused already, so that it gets the reason.
 const DRAIN: Duration = Duration::from_secs(10);
 
 pub(crate) fn routes() -> Router<Arc<App>> {
@@ -57,8 +57,8 @@ async fn write(
     let mut pieces = body.into_data_stream();
     let received = receive(&app, &caller, &id, &headers, &mut pieces).await;
     if received.is_err() {
-        // A client that is cut off while it sends does not read what it is told, and it must: told
-        // that the session is over, it resumes the sandbox and sends again.
+        // A client that is cut off while it sends does not read the answer, and it must: if the
+        // answer is that the session is over, it resumes the sandbox and sends again.
         let _ =
             tokio::time::timeout(DRAIN, async { while let Some(Ok(_)) = pieces.next().await {} })
                 .await;
@@ -181,7 +181,8 @@ async fn make_dir(
     let files = open(&app, &within).await?;
     match files.make_dir(&path, None, recursive).await {
         Ok(()) => Ok(Json(json!({}))),
-        // The directory above it is missing, which clients tell from other failures by the code.
+        // The directory above it is missing, which clients distinguish from other failures by the
+        // code.
         Err(GuestError::Refused { kind: Failure::NotFound, .. }) => {
             let message = format!("{path}: No such file or directory");
             Err(VercelError::new(StatusCode::BAD_REQUEST, "path_not_found", message))

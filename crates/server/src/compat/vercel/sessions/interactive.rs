@@ -53,7 +53,7 @@ const VALID: Span = Span::seconds(300);
 const FIRST_WORD: Duration = Duration::from_secs(30);
 /// The largest message a client may send.
 const MESSAGE: usize = 1 << 20;
-/// A terminal whose size nobody says.
+/// The default size of a terminal.
 const SIZE: TermSize = TermSize { cols: 80, rows: 24 };
 
 /// What a token opens.
@@ -182,7 +182,7 @@ enum Word {
     },
 }
 
-/// Hears what to run and starts it.
+/// Reads what to run and starts it.
 async fn begin(
     source: &mut SplitStream<WebSocket>,
     app: &Arc<App>,

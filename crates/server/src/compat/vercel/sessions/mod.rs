@@ -1,7 +1,7 @@
-//! Sessions: look, list, stop, snapshot, extend, network policy.
+//! Sessions: get, list, stop, snapshot, extend, network policy.
 //!
-//! A session is addressed by its id alone. One that is over answers to looking and stopping, and is
-//! 410 to everything else: clients then wake the sandbox and go on in the session that gives them.
+//! A session is addressed by its id alone. A finished one can be read and stopped, and is 410 to
+//! everything else: clients then wake the sandbox and continue in the session that gives them.
 
 pub(crate) mod commands;
 pub(crate) mod files;
@@ -200,7 +200,7 @@ async fn snapshot_3(
     snapshot(who, app, id, keep_running(&asked, &headers)?, fields, Some(7 * DAY)).await
 }
 
-/// Whether the session is to go on, which theirs never does: `x-sandkeep-keep-running: true`, or
+/// Whether the session is to continue, which theirs never does: `x-sandkeep-keep-running: true`, or
 /// `?keepRunning=true`.
 fn keep_running(asked: &QueryParams, headers: &HeaderMap) -> Result<bool, VercelError> {
     match headers.get("x-sandkeep-keep-running").map(|value| value.as_bytes()) {

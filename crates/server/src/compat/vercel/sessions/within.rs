@@ -1,4 +1,4 @@
-//! The session a request names, and what an ended one is answered with.
+//! The session that a request names, and the answer for an ended one.
 //!
 //! Their clients act on three answers: 410 means that the session is over, 422 that it is about to
 //! be; on both they resume the sandbox and ask once more. 404 means that it never was.
@@ -19,7 +19,7 @@ use crate::compat::vercel::sessions;
 pub(crate) struct Within {
     pub(crate) sandbox: Sandbox,
     pub(crate) session: Session,
-    /// The key of whoever asks.
+    /// The caller's key.
     pub(crate) key: KeyId,
 }
 
@@ -85,7 +85,8 @@ impl Within {
                     Err(error) => error.into(),
                 }
             }
-            // What was asked may have happened; whoever asks again finds the session over, if it is.
+            // The request may have been carried out; a caller that repeats it finds the session
+            // over, if it is.
             Error::Guest(GuestError::Lost | GuestError::Timeout) => VercelError::new(
                 StatusCode::GONE,
                 "sandbox_stream_closed",
