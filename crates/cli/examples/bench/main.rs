@@ -1,15 +1,12 @@
 //! The benchmark: the released binary, driven over HTTP, beside its yardsticks in the same run.
 //!
-//! `./dev bench [--quick] [--no-peers] [--net] [--microvm] [--interference] [--checkpoints] [--recording] [--steps]`
-//! builds and runs it; `--recording` measures what the record of changes costs, `--net` the network alone, `--microvm` machines with memory alone, `--interference` what the
-//! work of one sandbox costs the others, `--checkpoints` 10,000 checkpoints of one session,
-//! `--steps` shows where the time of each operation goes. Every figure is a whole round trip as a
-//! client sees it, on a data directory of its own. Absolute times depend on the machine; the ratio
-//! to the yardstick is what counts.
+//! `./dev bench` builds and runs it; [`USAGE`] has its options. Every figure is a whole round trip as a client sees it, on
+//! a data directory of its own. Absolute times depend on the machine; the ratio to the yardstick is what counts.
 //!
 //! `--compare` compares the run with `docs/benchmarks.json` and fails on a regression (`sandkeep_testkit::bench`);
 //! `--record` writes that file. Both take all rows, so `--quick` is refused with them.
 
+mod against;
 mod interference;
 mod microvm;
 mod net;
@@ -34,6 +31,23 @@ use stats::Table;
 /// The run that others are compared with.
 const RECORD: &str = "docs/benchmarks.json";
 
+const USAGE: &str = "\
+./dev bench [--quick] [--no-peers] [--compare | --record]   everything
+./dev bench --net | --microvm | --recording | --steps | --interference | --checkpoints   one part, also with --quick
+./dev bench --against KEEP   this build and another program, in turns, also with --quick
+
+  --quick         fewer rounds
+  --no-peers      without the other tools
+  --compare       fail if something has become slower than in docs/benchmarks.json
+  --record        write docs/benchmarks.json
+  --net           the network alone
+  --microvm       machines with memory alone
+  --recording     what the record of changes costs
+  --steps         where the time of each operation goes
+  --interference  what the work of one sandbox costs the others
+  --checkpoints   10,000 checkpoints of one session
+  --against KEEP  fail if something is slower by more than 5 % than in that program";
+
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// How often each thing is done.
@@ -49,6 +63,11 @@ struct Rounds {
 async fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let has = |flag: &str| args.iter().any(|arg| arg == flag);
+    if has("--help") {
+        writeln!(std::io::stdout(), "{USAGE}")?;
+        return Ok(());
+    }
+    let other = other_program(&args)?;
     if has("--quick") && (has("--compare") || has("--record")) {
         return Err("--compare and --record take a whole run, not --quick".into());
     }
@@ -59,6 +78,9 @@ async fn main() -> Outcome<()> {
     };
     let built = std::env::current_exe()?;
     let release = built.ancestors().nth(2).map(Path::to_owned).unwrap_or_default();
+    if let Some(other) = other {
+        return against::run(&release.join("keep"), &other, has("--quick")).await;
+    }
     if has("--microvm") {
         return microvm::run(&release.join("keep"), has("--quick")).await;
     }
@@ -129,6 +151,24 @@ async fn main() -> Outcome<()> {
         compare(table.run())?;
     }
     Ok(())
+}
+
+/// The program that `--against` names. Fails for arguments that are not known.
+fn other_program(args: &[String]) -> Outcome<Option<PathBuf>> {
+    let mut other = None;
+    let mut rest = args.iter();
+    while let Some(arg) = rest.next() {
+        if arg == "--against" {
+            let program = PathBuf::from(rest.next().ok_or("--against needs a program")?);
+            if !program.is_file() {
+                return Err(format!("there is no program `{}`", program.display()).into());
+            }
+            other = Some(program.canonicalize()?);
+        } else if !USAGE.split_whitespace().any(|word| word.trim_matches(['[', ']']) == arg) {
+            return Err(format!("unknown argument `{arg}`\n\n{USAGE}").into());
+        }
+    }
+    Ok(other)
 }
 
 /// Compares a run with the one on record, prints how, and fails if something has become slower.
@@ -423,7 +463,19 @@ impl Bench {
         for _ in 0..10 {
             self.beside().await?;
         }
-        let began = Instant::now();
+        let times = self.creates_at_once().await?;
+        self.add(table, &format!("{} creates at once, each", self.rounds.crowd), &times, bare);
+        let all = times.iter().max().copied().unwrap_or_default();
+        table.note(&format!(
+            "{} creates at once, all of them: {:.0} ms",
+            self.rounds.crowd,
+            stats::millis(all)
+        ));
+        Ok(())
+    }
+
+    /// Creates as many sandboxes as a crowd has, all at the same time, and deletes them. Answers with what each create took.
+    async fn creates_at_once(&self) -> Outcome<Vec<Duration>> {
         let tasks: Vec<_> = (0..self.rounds.crowd)
             .map(|n| {
                 let client = self.client.clone();
@@ -443,16 +495,10 @@ impl Bench {
         for task in tasks {
             times.push(task.await??);
         }
-        self.add(table, &format!("{} creates at once, each", self.rounds.crowd), &times, bare);
-        table.note(&format!(
-            "{} creates at once, all of them: {:.0} ms",
-            self.rounds.crowd,
-            stats::millis(began.elapsed())
-        ));
         for n in 0..self.rounds.crowd {
             self.client.delete(&format!("crowd-{n}"), None).await?;
         }
-        Ok(())
+        Ok(times)
     }
 
     /// Many that sleep.
