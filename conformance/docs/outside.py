@@ -39,7 +39,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
 
 def servers(context: ssl.SSLContext) -> tuple[str, list[http.server.ThreadingHTTPServer]]:
-    """Both ports of an address that nobody else uses."""
+    """Both ports of a free address."""
     for address in ADDRESSES:
         try:
             plain = http.server.ThreadingHTTPServer((address, 80), Answer)

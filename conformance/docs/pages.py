@@ -45,7 +45,7 @@ endless() {
 # What differs from run to run, and what stands for it when lines are compared.
 MASKS = [
     (r"\x1b\[[0-9;?]*[a-zA-Z]|\r", ""),
-    (r"\b(snp|sbx|run|ses|cmd|key|apr|req|whk)-([0-9a-z]{26}\b|…)", "ID"),
+    (r"\b(snp|sbx|run|ses|cmd|key|apr|req|whk)-([0-9a-z]{26}\b|…)", r"\1-ID"),
     (r"\b\d+ entries, \d+ to \d+, last \d+:\w+", "ENTRIES"),
     (r"\b[0-9a-f]{40,64}\b", "HASH"),
     (r"\b\d{16}\b", "NUMBER"),
@@ -121,6 +121,9 @@ def check() -> list[str]:
                 problems.append(f"{block.where}: not tested, and NOT_RUN has no reason: {first}")
             if block.run and first in reasons:
                 problems.append(f"{block.where}: listed in NOT_RUN, but the block is not marked `sh no-test`")
+    for shown, printed, same in EXAMPLES:
+        if agree(lines_of(shown), lines_of(printed)) != same:
+            problems.append(f"the comparison is wrong about {shown!r} and {printed!r}")
     for page, reasons in NOT_RUN.items():
         firsts = {block.text.splitlines()[0] for block in everything.get(page, []) if not block.run}
         problems += [f"NOT_RUN: {page} has no such block: {first}" for first in reasons if first not in firsts]
@@ -165,6 +168,24 @@ def agree(shown: list[str], printed: list[str]) -> bool:
     return re.fullmatch(pattern, printed[0]) is not None and agree(shown[1:], printed[1:])
 
 
+# What a page shows, what was printed, and whether that is the same.
+EXAMPLES = [
+    ("hello\n", "hello\n", True),
+    ("hello\n", "hallo\n", False),
+    ("42\n", "43\n", False),
+    ("hello\n", "", False),
+    ("hello\n", "hello\nand more\n", False),
+    ("hello\n…\n", "hello\nand more\n", True),
+    ("…\nhello\n", "and more\n", False),
+    ("a … c\n", "a b c\n", True),
+    ("a … c\n", "a b d\n", False),
+    ("snp-01m7v5tvn5r4nbtv6692z1ke9y  16.0 KiB\n", "snp-01m7v5tw2at45ngv34d4rfzhab    1.1 MiB\n", True),
+    ("snp-…  stopped, generation 1\n", "snp-01m7v5tw2at45ngv34d4rfzhab  stopped, generation 2\n", False),
+    ("sbx-…\n", "snp-01m7v5tw2at45ngv34d4rfzhab\n", False),
+    ("0s ago  in 30d\n", "3m ago  in 29d\n", True),
+]
+
+
 def script_of(page: str, found: list[Block], out: Path) -> str:
     parts = [HELPERS, "{\n" + PREPARED.get(page, ":") + f"\n}} >{out}/prepared 2>&1 </dev/null\n"]
     for number, block in enumerate(found):
@@ -189,16 +210,14 @@ def run(page: str, scratch: Path) -> list[str]:
     for name in ("docs", "examples", "sdk"):
         (here / name).symlink_to(ROOT / name)
     (out / "script").write_text(script_of(page, found, out))
-    command = ["bash", str(out / "script")]
-    try:
-        code = subprocess.run(command, cwd=here, stdin=subprocess.DEVNULL, timeout=PATIENCE).returncode
-    except subprocess.TimeoutExpired:
-        code = -1
+    # It ends the script and all that the script started.
+    command = ["timeout", "--kill-after=5", str(PATIENCE), "bash", str(out / "script")]
+    code = subprocess.run(command, cwd=here, stdin=subprocess.DEVNULL).returncode
     problems = []
     if code != 0:
         at = (out / "at").read_text().strip() if (out / "at").exists() else "prepared"
         where = found[int(at)].where if at.isdigit() else f"{page}, what is prepared"
-        why = "takes too long" if code < 0 else f"ends with {code}"
+        why = "takes too long" if code in (124, 137) else f"ends with {code}"
         problems.append(f"{where}: {why}\n{(out / at).read_text()}")
     for number, block in enumerate(found):
         if block.shown is None or not (out / str(number)).exists():

@@ -65,7 +65,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
 }
 
 FOLLOWS = "it goes on until it is interrupted"
-HELD = "it waits until somebody answers"
 BY_HAND = "a reader puts in their own"
 ADDRESS = "the server of a test has another address"
 
@@ -107,7 +106,7 @@ CHANGES: list[Change] = [
         "docs/RUNS.md",
         'if keep ask "deploy to prod?" --context "12 files changed"; then ./deploy.sh; fi',
         "keep exec held -- sh -c 'if keep ask --timeout 1 --default approve \"deploy?\"; then echo yes; fi' | grep yes",
-        "it is a command for the inside; nobody is there to answer",
+        "it is a command for the inside; there is no one to answer",
     ),
     Change("docs/SECRETS.md", "./migrate", "true", BY_HAND),
     Change("docs/SECRETS.md", "keep secret set DB_PASSWORD ", "echo a-password | keep secret set DB_PASSWORD ", "it is typed"),
