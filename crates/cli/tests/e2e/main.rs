@@ -9,6 +9,7 @@ mod conformance;
 #[cfg(feature = "failpoints")]
 mod crash;
 mod disk_faults;
+mod docs;
 mod drives;
 mod events;
 mod forks;

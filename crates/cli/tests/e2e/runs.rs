@@ -1,4 +1,4 @@
-//! Runs and approvals with real containers: the guide, `keep ask` from inside, a daemon that dies.
+//! Runs and approvals with real containers: `keep ask` from inside, a daemon that dies. `docs.rs` runs the guide.
 
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -40,109 +40,6 @@ fn pending(keep: &Daemon) -> String {
         let all = keep.json(["approvals", "ls"]);
         all.as_array().and_then(|all| all.first()).map(|one| one["id"].as_str().unwrap().to_owned())
     })
-}
-
-/// The commands of the guide, one per line of its blocks of `sh`, as words. Lines that end in `\`
-/// continue.
-fn commands_of_the_guide() -> Vec<Vec<String>> {
-    let page = include_str!("../../../../docs/guides/attempts.md");
-    let mut commands = Vec::new();
-    for block in page.split("```sh\n").skip(1) {
-        let block = block.split("```").next().unwrap_or_default().replace("\\\n", " ");
-        commands.extend(block.lines().filter(|line| !line.trim().is_empty()).map(words));
-    }
-    commands
-}
-
-/// Splits a line as a shell does, as far as the guide needs it.
-fn words(line: &str) -> Vec<String> {
-    let (mut words, mut word, mut open, mut begun) = (Vec::new(), String::new(), None, false);
-    let mut chars = line.chars();
-    while let Some(c) = chars.next() {
-        match (c, open) {
-            ('\\', Some('"') | None) => word.extend(chars.next()),
-            (c, Some(quote)) if c == quote => open = None,
-            ('\'' | '"', None) => (open, begun) = (Some(c), true),
-            (' ', None) => {
-                if begun || !word.is_empty() {
-                    words.push(std::mem::take(&mut word));
-                }
-                begun = false;
-            }
-            _ => word.push(c),
-        }
-    }
-    if begun || !word.is_empty() {
-        words.push(word);
-    }
-    words
-}
-
-#[test]
-fn the_guide_to_three_attempts_does_what_it_says() {
-    let Some(keep) = daemon("the_guide_to_three_attempts_does_what_it_says") else { return };
-    let mut runs = std::collections::BTreeMap::new();
-    let mut seen = 0;
-    for mut command in commands_of_the_guide() {
-        assert_eq!(command.remove(0), "keep", "{command:?}");
-        for word in &mut command {
-            let (kind, name) = word.split_once('/').unwrap_or(("", word));
-            if let Some(id) = runs.get(name) {
-                *word = if kind.is_empty() { String::clone(id) } else { format!("{kind}/{id}") };
-            }
-        }
-        let args: Vec<&str> = command.iter().map(String::as_str).collect();
-        let printed = match &args[..] {
-            ["runs", "start", ..] => {
-                let done = keep.keep(&args);
-                let said = String::from_utf8(done.stdout).expect("text");
-                let number = runs.len() + 1;
-                let expected = if number == 1 { (1, "failed") } else { (0, "ready_for_review") };
-                assert_eq!(done.status.code(), Some(expected.0), "{said}");
-                let (id, rest) = said.split_once("  ").expect("an id and a status");
-                assert!(rest.starts_with(expected.1), "{said}");
-                runs.insert(format!("RUN-{number}"), id.to_owned());
-                said
-            }
-            _ => keep.ok(&args),
-        };
-        match &args[..] {
-            ["runs", "ls"] => {
-                assert_eq!(printed.matches("ready_for_review").count(), 2, "{printed}");
-                assert_eq!(printed.matches("  failed").count(), 1, "{printed}");
-            }
-            ["diff", _, "try-2", ..] => assert!(printed.contains("+echo 5\n"), "{printed}"),
-            ["diff", _, "try-3", ..] => {
-                let shown = "-echo $(($1 - $2))\n+echo $(($1 + $2))\n";
-                assert!(printed.contains(shown), "{printed}");
-            }
-            ["runs", "review", _] => {
-                assert!(printed.contains("M /srv/app/add.sh  content"), "{printed}");
-                assert!(printed.contains("Commands that changed something"), "{printed}");
-            }
-            ["runs", "accept", ..] => assert!(printed.contains("my-app  promoted"), "{printed}"),
-            ["exec", "my-app", .., last] if last.contains("20 22") => assert_eq!(printed, "42\n"),
-            ["history", ..] => assert!(printed.contains("~1"), "{printed}"),
-            ["tree", ..] => assert!(printed.contains("promoted into my-app"), "{printed}"),
-            ["runs", "show", _] => {
-                assert!(printed.contains("accepted (promote) by key-"), "{printed}");
-                assert!(printed.contains("the fix, with a test"), "{printed}");
-            }
-            ["events", ..] => assert!(printed.contains("run.accepted"), "{printed}"),
-            ["audit", "--target", _] => {
-                for action in ["run.start", "run.review", "run.accept", "run.status"] {
-                    assert!(printed.contains(action), "{action}: {printed}");
-                }
-            }
-            ["audit", "verify"] => assert!(printed.contains("nothing was removed"), "{printed}"),
-            _ => continue,
-        }
-        seen += 1;
-    }
-    assert_eq!(seen, 12, "all that the guide promises was looked at");
-    until("the rejected fork is deleted", || {
-        (!keep.ok(["ls", "-q"]).contains("try-2")).then_some(())
-    });
 }
 
 /// Starts `keep` and does not wait for it.

@@ -341,7 +341,7 @@ pub struct Tree {
     pub sandboxes: Vec<Sandbox>,
     /// The snapshots, oldest first.
     pub snapshots: Vec<Snapshot>,
-    /// What has become of each fork, in the order in which they were made.
+    /// What has become of each fork, by name: `try-2` before `try-10`.
     pub forks: Vec<ForkInTree>,
 }
 

@@ -235,7 +235,10 @@ impl Engine {
         let mut forks: Vec<ForkInTree> = all.iter().filter_map(|one| shown(one, None)).collect();
         let gone = self.parts.storage.trash.forks(project);
         forks.extend(gone.iter().filter_map(|(one, expired)| shown(one, Some(*expired))));
-        forks.sort_by(|one, other| one.id.cmp(&other.id));
+        // Forks of one call are as old as each other: by name, `try-2` before `try-10`.
+        forks.sort_by_cached_key(|one| {
+            (one.name.as_str().len(), one.name.clone(), one.id.clone())
+        });
         forks
     }
 
