@@ -130,10 +130,11 @@ complete -F _keep_names -o bashdefault -o default keep
 
 const ZSH: &str = r#"_keep() {
     local -a names
+    local tab=$'\t'
     if [[ "$words[CURRENT]" != -* ]]; then
         names=("${(@f)$($words[1] __complete "${(@)words[1,CURRENT]}" 2>/dev/null)}")
         if [[ -n "$names[1]" ]]; then
-            names=("${(@)names/$'\t'/:}")
+            names=("${(@)names/$tab/:}")
             _describe 'name' names
             return
         fi
@@ -144,7 +145,13 @@ const ZSH: &str = r#"_keep() {
 "#;
 
 const FISH: &str = r#"
-complete -c keep -n "not string match -q -- '-*' (commandline -ct)" -a "(keep __complete (commandline -opc) (commandline -ct) 2>/dev/null)"
+function __keep_names
+    set -l current (commandline -ct)
+    string match -q -- '-*' "$current"; and return
+    keep __complete (commandline -opc) "$current" 2>/dev/null
+end
+
+complete -c keep -a "(__keep_names)"
 "#;
 
 /// The names that fit the last of `words`, which begin with `keep`.
