@@ -502,7 +502,10 @@ fn vercel(file: VercelFile) -> Result<VercelSettings, Failure> {
 
 fn read(path: &Path) -> Result<File, Failure> {
     let cannot = || format!("cannot read the settings in `{}`", path.display());
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::caused(cannot(), error))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::caused(cannot(), error)
+            .with_hint("name a readable file with --config; `keep config` prints one to begin with")
+    })?;
     toml::from_str(&text).map_err(|error| {
         let hint = "`keep config` prints all settings";
         Failure::caused(cannot(), error.to_string()).with_hint(hint)

@@ -30,6 +30,14 @@ pub(crate) enum Failure {
         /// The system's error.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
+    /// Something that was named is not there.
+    #[error("{message}")]
+    NotFound {
+        /// What is not there.
+        message: String,
+        /// Where to look.
+        hint: String,
+    },
     /// No server was named, and none was found.
     #[error("no server found: no address given, and no local server in {looked}")]
     NoServer {
@@ -68,6 +76,10 @@ impl Failure {
         Self::Here { message: message.into(), hint: None, source: None }
     }
 
+    pub(crate) fn not_found(message: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self::NotFound { message: message.into(), hint: advice.into() }
+    }
+
     pub(crate) fn caused(
         message: impl Into<String>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
@@ -84,6 +96,14 @@ impl Failure {
         }
     }
 
+    /// The same failure of the server with other advice.
+    pub(crate) fn with_client_hint(self, advice: String) -> Self {
+        match self {
+            Self::Client(error) => Self::Client(error.with_hint(advice)),
+            other => other,
+        }
+    }
+
     /// The exit code of commands that run nothing remote.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
@@ -93,6 +113,7 @@ impl Failure {
             | Self::DataDamaged
             | Self::BackupDamaged
             | Self::AuditChanged => 1,
+            Self::NotFound { .. } => 4,
             Self::NoServer { .. } => 3,
             Self::Some { code, .. } => *code,
             Self::OutputClosed => 141,
@@ -110,6 +131,7 @@ impl Failure {
             Self::OutputClosed => 141,
             Self::Client(_)
             | Self::Here { .. }
+            | Self::NotFound { .. }
             | Self::NoServer { .. }
             | Self::Some { .. }
             | Self::HostRequirements
@@ -124,8 +146,12 @@ impl Failure {
             Self::NoServer { .. } => {
                 Some("start one with `keep serve`, or set SANDKEEP_URL and SANDKEEP_KEY")
             }
+            Self::Client(ClientError::Api { code, hint: None, .. }) if code == "invalid" => {
+                Some("correct that argument; `--help` of the command explains all of them")
+            }
             Self::Client(error) => error.hint(),
             Self::Here { hint, .. } => hint.as_deref(),
+            Self::NotFound { hint, .. } => Some(hint),
             Self::DataDamaged => Some(
                 "undamaged snapshots can still be resumed; `keep serve` does not touch damaged files",
             ),
@@ -161,6 +187,7 @@ impl Failure {
             Self::Client(ClientError::Broken { .. }) => "connection_broken",
             Self::Client(ClientError::BadUrl { .. }) => "invalid",
             Self::Client(_) | Self::Here { .. } => "failed",
+            Self::NotFound { .. } => "not_found",
             Self::Some { .. } => "some_failed",
             Self::OutputClosed => "output_closed",
             Self::HostRequirements => "host_unfit",

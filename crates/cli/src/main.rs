@@ -21,15 +21,21 @@ mod settings;
 mod terminal;
 mod when;
 
+use std::ffi::OsString;
 use std::io;
 use std::io::Write as _;
 use std::process::ExitCode;
 
 use crate::args::{Command, Keep};
+use crate::command::complete;
 use crate::failure::{Failure, json_line};
 
 fn main() -> ExitCode {
     memory::few_arenas();
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|first| first == complete::ASKED) {
+        return names_for_shell(words);
+    }
     let keep = match args::parse() {
         Ok(keep) => keep,
         Err(error) => return usage_error(error),
@@ -76,6 +82,18 @@ fn usage_error(error: clap::Error) -> ExitCode {
         let _ = error.print();
     }
     ExitCode::from(2)
+}
+
+/// Prints the names that a completion script asks for. Whatever is wrong, it says nothing.
+fn names_for_shell(words: impl Iterator<Item = OsString>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    if let Ok(runtime) = runtime {
+        let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+        let names = runtime.block_on(complete::names(&words));
+        let _ = io::stdout().write_all(names.as_bytes());
+        runtime.shutdown_background();
+    }
+    ExitCode::SUCCESS
 }
 
 fn run(keep: Keep) -> Result<ExitCode, Failure> {

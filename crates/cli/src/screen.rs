@@ -127,10 +127,10 @@ impl Paint {
     }
 }
 
-/// Rows under a header. Columns are as wide as what is in them; when the terminal is narrower, the
-/// widest ones shrink, and what does not fit ends in `…`. The first column is the argument for
-/// other commands: it is never cut, and columns at the right end are left out to make room for it.
-/// Without a terminal nothing is cut or left out.
+/// Rows under a header. Columns are as wide as what is in them. When the terminal is narrower, columns of text give way,
+/// the widest first, and what does not fit ends in `…`. Numbers and times are never cut: a number without its unit misleads.
+/// Columns that do not fit at all are left out, from the right end; those of [`STAYS`] last. The first column is what other
+/// commands want to be told: it is never cut. Without a terminal nothing is cut or left out.
 #[derive(Debug)]
 pub(crate) struct Table {
     header: Vec<&'static str>,
@@ -142,14 +142,24 @@ pub(crate) struct Table {
 const NARROWEST: usize = 6;
 const GAP: usize = 2;
 
+/// Columns by which people recognize a row.
+const STAYS: [&str; 2] = ["LABEL", "CREATED"];
+
+/// Columns of times.
+const TIMES: [&str; 11] = [
+    "ASKED", "CREATED", "DELETED", "EXPIRES", "LAST", "QUEUED", "SET", "SINCE", "STARTED", "TIME",
+    "USED",
+];
+
 impl Table {
-    /// A column whose name begins with `>` is aligned to the right.
+    /// A column whose name begins with `>` has numbers and is aligned to the right.
     pub(crate) fn new(header: &[&'static str]) -> Self {
         let state_column = header.iter().position(|name| *name == "STATE");
         Self { header: header.to_vec(), rows: Vec::new(), state_column }
     }
 
-    pub(crate) fn row(&mut self, cells: Vec<String>) {
+    pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {
+        let cells: Vec<String> = cells.into();
         debug_assert_eq!(cells.len(), self.header.len());
         // A line break or escape sequence in a name must not break the table.
         let clean = |cell: String| cell.replace(char::is_control, " ");
@@ -169,39 +179,50 @@ impl Table {
         text
     }
 
-    fn widths(&self, available: Option<usize>) -> Vec<usize> {
+    /// Whether a column is shown as it is or not at all.
+    fn is_whole(&self, column: usize) -> bool {
+        let name = self.header[column];
+        column == 0 || name.starts_with('>') || TIMES.contains(&name)
+    }
+
+    /// The columns that are shown, with their widths.
+    fn widths(&self, available: Option<usize>) -> Vec<(usize, usize)> {
         let longest = |column: usize| {
             let cells = self.rows.iter().map(|row| row[column].chars().count());
             cells.max().unwrap_or(0).max(self.header[column].trim_start_matches('>').len())
         };
-        let mut widths: Vec<usize> = (0..self.header.len()).map(longest).collect();
-        let Some(available) = available else { return widths };
-        let taken =
-            |widths: &[usize]| widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
-        let narrowest = |widths: &[usize]| {
-            let narrow = |(column, width): (usize, &usize)| {
-                if column == 0 { *width } else { NARROWEST.min(*width) }
-            };
-            let widths: Vec<usize> = widths.iter().enumerate().map(narrow).collect();
-            taken(&widths)
+        let mut shown: Vec<(usize, usize)> =
+            (0..self.header.len()).map(|column| (column, longest(column))).collect();
+        let Some(available) = available else { return shown };
+        let gaps = |count: usize| GAP * count.saturating_sub(1);
+        let narrowest = |(column, width): &(usize, usize)| match self.is_whole(*column) {
+            true => *width,
+            false => NARROWEST.min(*width),
         };
-        while widths.len() > 1 && narrowest(&widths) > available {
-            widths.pop();
+        while shown.len() > 1
+            && shown.iter().map(narrowest).sum::<usize>() + gaps(shown.len()) > available
+        {
+            let stays = |(column, _): &(usize, usize)| STAYS.contains(&self.header[*column]);
+            let last = shown.iter().skip(1).rposition(|one| !stays(one));
+            shown.remove(last.map_or(shown.len() - 1, |at| at + 1));
         }
-        while taken(&widths) > available {
-            let Some(widest) = widths.iter_mut().skip(1).max() else { break };
-            if *widest <= NARROWEST {
-                break;
+        let taken = |shown: &[(usize, usize)]| {
+            shown.iter().map(|(_, width)| width).sum::<usize>() + gaps(shown.len())
+        };
+        while taken(&shown) > available {
+            let text = shown.iter_mut().filter(|(column, _)| !self.is_whole(*column));
+            match text.max_by_key(|(_, width)| *width) {
+                Some((_, widest)) if *widest > NARROWEST => *widest -= 1,
+                _ => break,
             }
-            *widest -= 1;
         }
-        widths
+        shown
     }
 
-    fn line(&self, cells: &[String], widths: &[usize], paint: Option<Paint>) -> String {
+    fn line(&self, cells: &[String], widths: &[(usize, usize)], paint: Option<Paint>) -> String {
         let mut line = String::new();
-        for (column, (cell, width)) in cells.iter().zip(widths).enumerate() {
-            let shown = cut(cell, *width);
+        for &(column, width) in widths {
+            let shown = cut(&cells[column], width);
             let fill = " ".repeat(width.saturating_sub(shown.chars().count()));
             let shown = match paint {
                 Some(paint) if self.state_column == Some(column) => state_colour(paint, &shown),
@@ -280,6 +301,40 @@ b       stopped      9 B
             assert!(fits, "{width}: {text}");
             assert!(text.contains("my-app"), "{width}: {text}");
         }
+    }
+
+    #[test]
+    fn at_80_columns_label_and_created_stay_and_units_are_whole() {
+        let header = [
+            "SNAPSHOT", "SANDBOX", ">GEN", "KIND", ">OWN", ">SHARED", "CREATED", "EXPIRES", "LABEL",
+        ];
+        let mut table = Table::new(&header);
+        table.row(
+            [
+                "snp-01j8z3k5m6n7p8q9r0s1t2v3w4",
+                "a-sandbox-with-a-long-name",
+                "1204",
+                "checkpoint",
+                "118.4 MiB",
+                "1023.9 MiB",
+                "59m ago",
+                "in 30d",
+                "all tests green, before the refactoring",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+        );
+        for width in [60, 80, 100, 120, 160] {
+            let text = table.laid_out(Some(width), Paint::plain());
+            assert!(text.contains("CREATED") && text.contains("LABEL"), "{width}: {text}");
+            assert!(text.contains("59m ago") && text.contains("all t"), "{width}: {text}");
+            for (column, unit) in [(" OWN", "118.4 MiB"), ("SHARED", "1023.9 MiB")] {
+                assert_eq!(text.contains(column), text.contains(unit), "{width}: {text}");
+            }
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}: {text}");
+        }
+        let text = table.laid_out(Some(80), Paint::plain());
+        assert!(text.contains("118.4 MiB"), "{text}");
     }
 
     #[test]

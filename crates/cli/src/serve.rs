@@ -150,7 +150,9 @@ pub(crate) fn open_store(data: &Path) -> Result<Store, Failure> {
             (true, _) => failure
                 .with_hint("stop the server that uses it, or choose another directory with --data"),
             (_, true) => failure.with_hint(no_room_hint(data)),
-            _ => failure,
+            _ => failure.with_hint(
+                "name a directory with --data that this user can write to; without root, `sudo keep serve`",
+            ),
         }
     })?;
     if is_full(&store) {

@@ -16,7 +16,7 @@ pub(crate) fn ago(text: &str) -> String {
 
 /// A number of milliseconds until something happens, rounded up: what was set to 30 days a moment
 /// ago is still 30 days away.
-fn ahead(millis: u64) -> String {
+pub(crate) fn ahead(millis: u64) -> String {
     match millis {
         0..60_000 => format!("{}s", millis.div_ceil(1000)),
         _ => rough(millis + 59_999),
@@ -42,8 +42,10 @@ pub(crate) fn rough(millis: u64) -> String {
 pub(crate) fn exact(millis: u64) -> String {
     let span = Duration::from_millis(millis);
     match span.as_secs() {
-        0 => format!("{millis} ms"),
-        1..60 => format!("{:.1} s", span.as_secs_f64()),
+        0 if millis == 0 => "0s".to_owned(),
+        0 => format!("{:.3}s", span.as_secs_f64()),
+        1..60 if span.subsec_millis() < 50 => format!("{}s", span.as_secs()),
+        1..60 => format!("{:.1}s", span.as_secs_f64()),
         seconds @ 60..3600 => two(seconds / 60, "m", seconds % 60, "s"),
         seconds @ 3600..172_800 => two(seconds / 3600, "h", seconds % 3600 / 60, "m"),
         seconds => two(seconds / 86_400, "d", seconds % 86_400 / 3600, "h"),
@@ -87,7 +89,8 @@ mod tests {
         let said = [0, 59_999, 60_000, 7_200_000, 200_000_000].map(rough);
         assert_eq!(said, ["0s", "59s", "1m", "2h", "2d"]);
         let said = [7, 1500, 61_000, 900_000, 7_260_000, 180_000_000].map(exact);
-        assert_eq!(said, ["7 ms", "1.5 s", "1m 1s", "15m", "2h 1m", "2d 2h"]);
-        assert_eq!(between("2026-01-01T00:00:00Z", Some("2026-01-01T00:00:02Z")), "2.0 s");
+        assert_eq!(said, ["0.007s", "1.5s", "1m 1s", "15m", "2h 1m", "2d 2h"]);
+        assert_eq!([0, 30_000, 59_940].map(exact), ["0s", "30s", "59.9s"]);
+        assert_eq!(between("2026-01-01T00:00:00Z", Some("2026-01-01T00:00:02Z")), "2s");
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -158,6 +159,7 @@ impl Download {
 pub struct Lines<T> {
     download: Download,
     buffer: BytesMut,
+    silence: Option<Duration>,
     of: std::marker::PhantomData<fn() -> T>,
 }
 
@@ -173,7 +175,22 @@ impl<T: DeserializeOwned> Lines<T> {
             let found = download.header("content-type").unwrap_or("nothing").to_owned();
             return Err(Error::protocol(format!("expected application/x-ndjson, got {found}")));
         }
-        Ok(Self { download, buffer: BytesMut::new(), of: std::marker::PhantomData })
+        let (buffer, of) = (BytesMut::new(), std::marker::PhantomData);
+        Ok(Self { download, buffer, silence: None, of })
+    }
+
+    /// Takes a connection on which nothing comes for this long for broken.
+    pub(crate) fn never_silent_for(mut self, silence: Duration) -> Self {
+        self.silence = Some(silence);
+        self
+    }
+
+    async fn piece(&mut self) -> Result<Option<Bytes>, Error> {
+        let Some(silence) = self.silence else { return self.download.next().await };
+        match tokio::time::timeout(silence, self.download.next()).await {
+            Ok(piece) => piece,
+            Err(elapsed) => Err(Error::broken("receiving its answer", elapsed)),
+        }
     }
 
     /// Returns the next document, or nothing at the end.
@@ -190,7 +207,7 @@ impl<T: DeserializeOwned> Lines<T> {
                 }
                 continue;
             }
-            match self.download.next().await? {
+            match self.piece().await? {
                 Some(piece) => self.buffer.extend_from_slice(&piece),
                 None if self.buffer.is_empty() => return Ok(None),
                 None => {

@@ -1,23 +1,18 @@
-//! Commands: one way ([`Running`], NDJSON over plain HTTP) and both ways ([`Attached`], a WebSocket
-//! with standard input, signals and window sizes).
+//! Commands: one way ([`Running`], NDJSON over plain HTTP); `attach` has the way with standard input, signals and window
+//! sizes.
 
-use std::fmt;
+use std::time::Duration;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt as _, StreamExt as _};
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::Message;
+use bytes::Bytes;
 
 use crate::body::{Lines, Upload};
 use crate::paging::Pages;
 use crate::sandboxes::sandbox;
 use crate::transport::Call;
 use crate::types::{
-    Channel, ClientMessage, Command, CommandChangeList, ExecEvent, ExecRequest, ExecResult,
-    Session, Signal, SignalRequest, TermSize,
+    Command, CommandChangeList, ExecEvent, ExecRequest, ExecResult, Session, Signal, SignalRequest,
+    TermSize,
 };
-use crate::wire::Wire;
 use crate::{Client, Error};
 
 /// What a command says.
@@ -61,7 +56,26 @@ pub struct Terminated {
 #[derive(Debug)]
 pub struct Running {
     lines: Lines<ExecEvent>,
+    printed_at: Option<String>,
 }
+
+/// Which part of a log to read, and how.
+#[derive(Debug, Clone, Default)]
+pub struct LogQuery {
+    /// Go on until the command ends.
+    pub follow: bool,
+    /// Leave out this many bytes, counted over both streams and gaps.
+    pub offset: u64,
+    /// Only this many lines at the end.
+    pub tail: Option<u32>,
+    /// Only what was printed since a time (RFC 3339), or since how long ago (`10m`).
+    pub since: Option<String>,
+    /// Say when output was printed: [`Running::printed_at`].
+    pub times: bool,
+}
+
+/// The longest silence of a log that is followed; the server shows every 15 seconds that it is there.
+const SILENCE: Duration = Duration::from_secs(45);
 
 impl Running {
     /// Returns what it says next, or nothing after the last.
@@ -71,10 +85,21 @@ impl Running {
     /// [`Error::Api`] if something went wrong on the server's side while it ran, or
     /// [`Error::Broken`] if the connection did not last.
     pub async fn next(&mut self) -> Result<Option<Output>, Error> {
-        match self.lines.next().await? {
-            Some(event) => output(event).map(Some),
-            None => Ok(None),
+        let Some(event) = self.lines.next().await? else { return Ok(None) };
+        if let ExecEvent::Stdout { at, .. } | ExecEvent::Stderr { at, .. } = &event {
+            self.printed_at.clone_from(at);
         }
+        output(event).map(Some)
+    }
+
+    /// When the output was printed that came last, if the query asked for times.
+    #[must_use]
+    pub fn printed_at(&self) -> Option<&str> {
+        self.printed_at.as_deref()
+    }
+
+    fn of(lines: Lines<ExecEvent>) -> Self {
+        Self { lines, printed_at: None }
     }
 
     /// Waits for its end and collects what it prints.
@@ -97,100 +122,6 @@ impl Running {
     }
 }
 
-/// A command on a WebSocket. Dropping it (and its [`Input`]) ends the command, unless detached.
-pub struct Attached {
-    receiver: SplitStream<WebSocketStream<Wire>>,
-    ended: bool,
-}
-
-impl fmt::Debug for Attached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Attached").field("ended", &self.ended).finish_non_exhaustive()
-    }
-}
-
-impl Attached {
-    /// Returns what it says next, or nothing after the last.
-    ///
-    /// # Errors
-    ///
-    /// As [`Running::next`].
-    pub async fn next(&mut self) -> Result<Option<Output>, Error> {
-        while !self.ended {
-            let Some(message) = self.receiver.next().await else {
-                self.ended = true;
-                return Err(Error::protocol("the server hung up before the command ended"));
-            };
-            match message.map_err(|error| Error::broken("listening to the command", error))? {
-                Message::Binary(bytes) => return bytes_of(bytes).map(Some),
-                Message::Text(text) => {
-                    let event = serde_json::from_str(text.as_str())
-                        .map_err(|error| Error::protocol(format!("an event: {error}")))?;
-                    let said = output(event)?;
-                    self.ended = matches!(said, Output::Exited(_));
-                    return Ok(Some(said));
-                }
-                Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
-                Message::Close(_) => {
-                    self.ended = true;
-                    return Err(Error::protocol("the server hung up before the command ended"));
-                }
-            }
-        }
-        Ok(None)
-    }
-}
-
-/// The way to a command on a WebSocket.
-pub struct Input {
-    sender: SplitSink<WebSocketStream<Wire>, Message>,
-}
-
-impl fmt::Debug for Input {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Input").finish_non_exhaustive()
-    }
-}
-
-// Each fails with `Error::Broken` when the connection is gone; the command's own end is seen by
-// `Attached`.
-#[allow(clippy::missing_errors_doc)]
-impl Input {
-    /// Sends bytes of standard input.
-    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let mut message = BytesMut::with_capacity(bytes.len() + 1);
-        message.put_u8(Channel::Stdin as u8);
-        message.extend_from_slice(bytes);
-        self.send(Message::Binary(message.freeze())).await
-    }
-
-    /// Says that there is no more standard input.
-    pub async fn close(&mut self) -> Result<(), Error> {
-        self.say(&ClientMessage::StdinClose).await
-    }
-
-    /// Says that the terminal has a new size.
-    pub async fn resize(&mut self, size: TermSize) -> Result<(), Error> {
-        self.say(&ClientMessage::Resize { cols: size.cols, rows: size.rows }).await
-    }
-
-    /// Sends a signal.
-    pub async fn signal(&mut self, signal: i32) -> Result<(), Error> {
-        self.say(&ClientMessage::Signal { signal: Signal::Number(signal) }).await
-    }
-
-    async fn say(&mut self, message: &ClientMessage) -> Result<(), Error> {
-        let text =
-            serde_json::to_string(message).map_err(|error| Error::protocol(error.to_string()))?;
-        self.send(Message::text(text)).await
-    }
-
-    async fn send(&mut self, message: Message) -> Result<(), Error> {
-        let sent = self.sender.send(message).await;
-        sent.map_err(|error| Error::broken("talking to the command", error))
-    }
-}
-
 // Every call fails with what the server says (`Error::Api`) or with what the way there says.
 #[allow(clippy::missing_errors_doc)]
 impl Client {
@@ -198,7 +129,7 @@ impl Client {
     pub async fn exec(&self, name: &str, request: &ExecRequest) -> Result<Running, Error> {
         let request = ExecRequest { detach: false, ..request.clone() };
         let call = Call::post(sandbox(name, &["exec"])).json(&request)?;
-        Ok(Running { lines: Lines::of(self.transport.send(call).await?)? })
+        Lines::of(self.transport.send(call).await?).map(Running::of)
     }
 
     /// Runs a command and returns when it has ended, with the beginning of what it printed: a megabyte of each stream.
@@ -216,21 +147,6 @@ impl Client {
     pub async fn exec_detached(&self, name: &str, request: &ExecRequest) -> Result<Command, Error> {
         let request = ExecRequest { detach: true, ..request.clone() };
         self.transport.json(Call::post(sandbox(name, &["exec"])).json(&request)?).await
-    }
-
-    /// Runs a command with a way to talk to it while it runs.
-    pub async fn attach(
-        &self,
-        name: &str,
-        request: &ExecRequest,
-    ) -> Result<(Input, Attached), Error> {
-        let socket = self.transport.socket(sandbox(name, &["exec", "ws"]).as_str()).await?;
-        let (mut sender, receiver) = socket.split();
-        let text =
-            serde_json::to_string(request).map_err(|error| Error::protocol(error.to_string()))?;
-        let sent = sender.send(Message::text(text)).await;
-        sent.map_err(|error| Error::broken("talking to the command", error))?;
-        Ok((Input { sender }, Attached { receiver, ended: false }))
     }
 
     /// Gets a command.
@@ -258,10 +174,32 @@ impl Client {
         self.transport.json(Call::get(sandbox(name, &["commands", id, "changes"]))).await
     }
 
+    /// Lists the commands that run, the newest first. Never wakes the sandbox.
+    #[must_use]
+    pub fn running_commands(&self, name: &str) -> Pages<Command> {
+        let name = name.to_owned();
+        Pages::new(self, move || {
+            sandbox(&name, &["commands"]).with("limit", "1000").flag("running", true)
+        })
+    }
+
     /// Reads what a command has printed, from the start. Never wakes the sandbox.
     pub async fn logs(&self, name: &str, id: &str, follow: bool) -> Result<Running, Error> {
-        let target = sandbox(name, &["commands", id, "logs"]).flag("follow", follow);
-        Ok(Running { lines: Lines::of(self.transport.send(Call::get(target)).await?)? })
+        self.log(name, id, &LogQuery { follow, ..LogQuery::default() }).await
+    }
+
+    /// Reads a part of what a command has printed. Never wakes the sandbox.
+    pub async fn log(&self, name: &str, id: &str, query: &LogQuery) -> Result<Running, Error> {
+        let LogQuery { follow, offset, tail, since, times } = query;
+        let target = sandbox(name, &["commands", id, "logs"])
+            .flag("follow", *follow)
+            .maybe("offset", (*offset > 0).then(|| offset.to_string()))
+            .maybe("tail", tail.map(|lines| lines.to_string()))
+            .maybe("since", since.as_ref())
+            .flag("times", *times)
+            .flag("keep_alive", *follow);
+        let lines = Lines::of(self.transport.send(Call::get(target)).await?)?;
+        Ok(Running::of(if *follow { lines.never_silent_for(SILENCE) } else { lines }))
     }
 
     /// Sends a signal to a command.
@@ -287,9 +225,24 @@ impl Client {
         let target = sandbox(name, &["commands", id, "stdin"]).flag("close", last);
         self.transport.done(Call::post(target).stream(bytes)).await
     }
+
+    /// Sends standard input that begins at `offset`: bytes that have arrived already are left out, so this can be repeated.
+    pub async fn stdin_at(
+        &self,
+        name: &str,
+        id: &str,
+        offset: u64,
+        bytes: Bytes,
+        last: bool,
+    ) -> Result<(), Error> {
+        let target = sandbox(name, &["commands", id, "stdin"])
+            .with("offset", offset.to_string())
+            .flag("close", last);
+        self.transport.done(Call::post(target).stream(Upload::from(bytes))).await
+    }
 }
 
-fn output(event: ExecEvent) -> Result<Output, Error> {
+pub(crate) fn output(event: ExecEvent) -> Result<Output, Error> {
     let bytes = |encoding: crate::types::Encoding, data: String| match encoding.decode(&data) {
         Ok(bytes) => Ok(Bytes::from(bytes.into_owned())),
         Err(error) => Err(Error::protocol(error.to_string())),
@@ -298,40 +251,13 @@ fn output(event: ExecEvent) -> Result<Output, Error> {
         ExecEvent::Started { command, session, resumed } => {
             Ok(Output::Started(Box::new(Started { command, session, resumed })))
         }
-        ExecEvent::Stdout { encoding, data } => bytes(encoding, data).map(Output::Stdout),
-        ExecEvent::Stderr { encoding, data } => bytes(encoding, data).map(Output::Stderr),
+        ExecEvent::Stdout { encoding, data, .. } => bytes(encoding, data).map(Output::Stdout),
+        ExecEvent::Stderr { encoding, data, .. } => bytes(encoding, data).map(Output::Stderr),
         ExecEvent::Exited { exit_code, command } => {
             Ok(Output::Exited(Box::new(Terminated { exit_code, command })))
         }
         ExecEvent::Gap { bytes } => Ok(Output::Gap(bytes)),
         ExecEvent::More => Ok(Output::More),
         ExecEvent::Error { error } => Err(Error::from_body(200, error)),
-    }
-}
-
-fn bytes_of(mut message: Bytes) -> Result<Output, Error> {
-    let channel = message.first().copied().and_then(Channel::from_byte);
-    match channel {
-        Some(Channel::Stdout) => Ok(Output::Stdout(message.split_off(1))),
-        Some(Channel::Stderr) => Ok(Output::Stderr(message.split_off(1))),
-        Some(Channel::Stdin) | None => Err(Error::protocol("bytes on an unknown channel")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-
-    use super::{Output, bytes_of, output};
-    use crate::types::ExecEvent;
-
-    #[test]
-    fn output_is_the_same_either_way() {
-        let raw = bytes_of(Bytes::from_static(b"\x01a\xff")).unwrap();
-        assert_eq!(raw, Output::Stdout(Bytes::from_static(b"a\xff")));
-        assert_eq!(output(ExecEvent::stdout(b"a\xff")).unwrap(), raw);
-        for bad in [&b""[..], b"\x00x", b"\x07x"] {
-            assert!(bytes_of(Bytes::copy_from_slice(bad)).is_err(), "{bad:?}");
-        }
     }
 }

@@ -102,11 +102,24 @@ impl Error {
             Self::BadCa { .. } => Some(
                 "name a file with the CA's certificate in PEM form; `keep tls init` writes it as tls/ca.pem",
             ),
-            Self::Broken { .. }
-            | Self::Protocol { .. }
-            | Self::BadUrl { .. }
-            | Self::Local { .. } => None,
+            Self::Broken { .. } => Some(
+                "the server was restarted or the network broke: try again; `keep ls` shows how things stand",
+            ),
+            Self::Protocol { .. } => Some(
+                "is there a Sandkeep server at this address, and of this version? `keep version` shows both",
+            ),
+            Self::BadUrl { .. } => Some("correct --url or SANDKEEP_URL"),
+            Self::Local { .. } => None,
         }
+    }
+
+    /// The same error of the server with another hint.
+    #[must_use]
+    pub fn with_hint(mut self, advice: String) -> Self {
+        if let Self::Api { hint, .. } = &mut self {
+            *hint = Some(advice.into_boxed_str());
+        }
+        self
     }
 
     /// The findings of the guard, if they are the reason.
@@ -141,7 +154,10 @@ impl Error {
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
-            Self::Api { status, .. } => matches!(status, 429 | 502 | 503 | 504),
+            // In the middle of a stream there is no status.
+            Self::Api { status, code, .. } => {
+                matches!(status, 429 | 502 | 503 | 504) || code == "shutting_down"
+            }
             Self::Connect { .. } | Self::Broken { .. } => true,
             Self::Protocol { .. }
             | Self::BadCa { .. }

@@ -27,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attach;
 mod audit;
 mod body;
 mod commands;
@@ -57,9 +58,10 @@ use std::sync::Arc;
 
 pub use sandkeep_types as types;
 
+pub use attach::{Attached, Input};
 pub use audit::{AuditFollow, AuditQuery};
 pub use body::{Download, Lines, Upload};
-pub use commands::{Attached, Input, Output, Running, Started, Terminated};
+pub use commands::{LogQuery, Output, Running, Started, Terminated};
 pub use error::Error;
 pub use events::{EventQuery, Events};
 pub use files::{Place, WriteOptions};

@@ -10,6 +10,7 @@ use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -346,13 +347,13 @@ impl Transport {
         };
         match &self.endpoint {
             Endpoint::Tcp { authority } => {
-                let stream = TcpStream::connect(authority).await.map_err(failed)?;
+                let stream = dial(authority).await.map_err(failed)?;
                 // Keystrokes and short requests should not wait for company.
                 let _ = stream.set_nodelay(true);
                 Ok(Wire::Tcp(stream))
             }
             Endpoint::Tls { authority } => {
-                let stream = TcpStream::connect(authority).await.map_err(failed)?;
+                let stream = dial(authority).await.map_err(failed)?;
                 let _ = stream.set_nodelay(true);
                 self.trust.handshake(&self.endpoint, authority, stream).await
             }
@@ -370,6 +371,16 @@ impl Transport {
     }
 }
 
+/// How long a server may take to take a connection.
+const DIAL: Duration = Duration::from_secs(10);
+
+async fn dial(authority: &str) -> io::Result<TcpStream> {
+    match tokio::time::timeout(DIAL, TcpStream::connect(authority)).await {
+        Ok(connected) => connected,
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no answer within 10 seconds")),
+    }
+}
+
 fn connect_hint(endpoint: &Endpoint, kind: io::ErrorKind) -> String {
     match (endpoint, kind) {
         (Endpoint::Unix { .. }, io::ErrorKind::PermissionDenied) => {
@@ -378,7 +389,7 @@ fn connect_hint(endpoint: &Endpoint, kind: io::ErrorKind) -> String {
         (_, io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
             "is the server running? start it with `keep serve`".into()
         }
-        _ => "check the address in SANDKEEP_URL".into(),
+        _ => "check the address in --url or SANDKEEP_URL, and the network to it".into(),
     }
 }
 

@@ -303,6 +303,10 @@ pub enum ExecEvent {
         encoding: Encoding,
         /// The bytes.
         data: String,
+        /// When it was printed; only in logs, with `times`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(format = DateTime)]
+        at: Option<String>,
     },
     /// Bytes of standard error.
     Stderr {
@@ -310,6 +314,10 @@ pub enum ExecEvent {
         encoding: Encoding,
         /// The bytes.
         data: String,
+        /// When it was printed; only in logs, with `times`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(format = DateTime)]
+        at: Option<String>,
     },
     /// It printed bytes here that are not kept; what comes next was printed after them.
     Gap {
@@ -342,14 +350,23 @@ impl ExecEvent {
     #[must_use]
     pub fn stdout(bytes: &[u8]) -> Self {
         let (encoding, data) = encode(bytes);
-        Self::Stdout { encoding, data }
+        Self::Stdout { encoding, data, at: None }
     }
 
     /// Bytes of standard error, said in the shortest way.
     #[must_use]
     pub fn stderr(bytes: &[u8]) -> Self {
         let (encoding, data) = encode(bytes);
-        Self::Stderr { encoding, data }
+        Self::Stderr { encoding, data, at: None }
+    }
+
+    /// The same with the time at which it was printed. Only output has one.
+    #[must_use]
+    pub fn printed_at(mut self, time: Option<String>) -> Self {
+        if let Self::Stdout { at, .. } | Self::Stderr { at, .. } = &mut self {
+            *at = time;
+        }
+        self
     }
 }
 
@@ -448,7 +465,8 @@ mod tests {
     fn output_is_text_where_it_can_be() {
         let line = serde_json::to_string(&ExecEvent::stdout(b"hi\n")).unwrap();
         assert_eq!(line, r#"{"type":"stdout","encoding":"utf8","data":"hi\n"}"#);
-        let ExecEvent::Stderr { encoding: Encoding::Base64, data } = ExecEvent::stderr(&[0xff, 0])
+        let ExecEvent::Stderr { encoding: Encoding::Base64, data, .. } =
+            ExecEvent::stderr(&[0xff, 0])
         else {
             panic!("not UTF-8");
         };
@@ -462,7 +480,7 @@ mod tests {
             (b"\x1b[31mred, and a good deal of text after it\x1b[0m\n", Encoding::Utf8),
             (b"", Encoding::Utf8),
         ] {
-            let ExecEvent::Stdout { encoding, data } = ExecEvent::stdout(bytes) else {
+            let ExecEvent::Stdout { encoding, data, .. } = ExecEvent::stdout(bytes) else {
                 panic!("stdout");
             };
             assert_eq!((encoding, &*encoding.decode(&data).unwrap()), (expected, bytes));

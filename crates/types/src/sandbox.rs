@@ -268,9 +268,9 @@ with_settings! {
         /// The action if the name is taken.
         #[serde(default)]
         pub if_exists: IfExists,
-        /// Whether to start it immediately; otherwise it starts on the first call that needs it.
-        #[serde(default)]
-        pub start: bool,
+        /// Whether to start it immediately, which is the default; otherwise it starts on the first call that needs it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub start: Option<bool>,
         /// A snapshot to start from, instead of an image.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<String>,

@@ -219,7 +219,7 @@ pub struct ReadinessCheck {
     pub name: String,
     /// How it is.
     pub state: CheckState,
-    /// What was found.
+    /// What was found; empty for a caller without a key.
     pub detail: String,
 }
 

@@ -54,14 +54,14 @@ export class Sandkeep {
     return new Sandbox(this, name);
   }
 
-  /** The sandbox of that name. It is created, with these settings, if there is none. */
+  /** The sandbox of that name, started. It is created, with these settings, if there is none. */
   async getOrCreate(name: string, settings: SandboxSettings = {}): Promise<Sandbox> {
     const json = { name, if_exists: "get", ...settings };
     const { sandbox } = await this.transport.call("create_sandbox", { json });
     return new Sandbox(this, sandbox.name, sandbox);
   }
 
-  /** A new sandbox. Without a name it gets one. `from` is a snapshot it begins with. */
+  /** A new sandbox, started unless `start` is false. Without a name it gets one. `from` is a snapshot it begins with. */
   async create(name?: string, settings: Omit<types.CreateSandbox, "name" | "if_exists"> = {}): Promise<Sandbox> {
     const json = given({ name, ...settings });
     const { sandbox } = await this.transport.call("create_sandbox", { json });

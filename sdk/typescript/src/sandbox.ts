@@ -158,8 +158,8 @@ export class Sandbox {
     return new RunningCommand(this.#transport, this.name, id);
   }
 
-  /** Its commands, newest first. Never wakes it. */
-  commands(options: { limit?: number } = {}): AsyncGenerator<types.Command, void> {
+  /** Its commands, newest first, or only those that run. Never wakes it. */
+  commands(options: { limit?: number; running?: boolean } = {}): AsyncGenerator<types.Command, void> {
     return this.#pages("list_commands", options);
   }
 

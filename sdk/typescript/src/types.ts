@@ -366,8 +366,8 @@ export interface CreateSandbox {
   name?: string | null;
   /** The action if the name is taken. */
   if_exists?: IfExists;
-  /** Whether to start it immediately; otherwise it starts on the first call that needs it. */
-  start?: boolean;
+  /** Whether to start it immediately, which is the default; otherwise it starts on the first call that needs it. */
+  start?: boolean | null;
   /** A snapshot to start from, instead of an image. */
   from?: string | null;
   /** The image to start from if there is no snapshot: `host`, a name, or a registry reference. */
@@ -685,12 +685,16 @@ export type ExecEvent = {
   encoding: Encoding;
   /** The bytes. */
   data: string;
+  /** When it was printed; only in logs, with `times`. */
+  at?: string | null;
   type: "stdout";
 } | {
   /** The encoding of `data`. */
   encoding: Encoding;
   /** The bytes. */
   data: string;
+  /** When it was printed; only in logs, with `times`. */
+  at?: string | null;
   type: "stderr";
 } | {
   /** How many. */
@@ -1533,7 +1537,7 @@ export interface ReadinessCheck {
   name: string;
   /** How it is. */
   state: CheckState;
-  /** What was found. */
+  /** What was found; empty for a caller without a key. */
   detail: string;
 }
 

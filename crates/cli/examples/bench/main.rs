@@ -231,7 +231,7 @@ impl Bench {
         let request = CreateSandbox {
             name: Some(name.to_owned()),
             image: Some("small".to_owned()),
-            start: true,
+            start: Some(true),
             ..CreateSandbox::default()
         };
         self.client.create(&request, None).await?;
@@ -483,7 +483,7 @@ impl Bench {
                     let request = CreateSandbox {
                         name: Some(format!("crowd-{n}")),
                         image: Some("small".to_owned()),
-                        start: true,
+                        start: Some(true),
                         ..CreateSandbox::default()
                     };
                     let began = Instant::now();

@@ -158,7 +158,7 @@ impl Side {
         let request = CreateSandbox {
             name: Some(BOX.to_owned()),
             image: Some("small".to_owned()),
-            start: true,
+            start: Some(true),
             ..CreateSandbox::default()
         };
         self.client.create(&request, None).await?;

@@ -34,6 +34,14 @@ pub(crate) enum BackupCommand {
         #[arg(long)]
         all: bool,
     },
+    /// Delete old backups, and what only they used
+    Prune {
+        /// Directory of the backups
+        directory: PathBuf,
+        /// How many backups to keep, the newest
+        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+        keep: u32,
+    },
     /// Restore a backup into the data directory, which must be empty; no server may run there
     Restore {
         /// Directory of the backups

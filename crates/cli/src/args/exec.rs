@@ -50,6 +50,9 @@ pub(crate) struct ExecOptions {
     /// Kill the command after this long, like 30s
     #[arg(long, value_name = "SPAN")]
     pub(crate) timeout: Option<Span>,
+    /// How long to try to reconnect if the server restarts; `0s` for not at all [default: 60s]
+    #[arg(long, value_name = "SPAN")]
+    pub(crate) reconnect: Option<Span>,
     /// Pass a secret in the environment variable ENV (repeatable)
     #[arg(long, value_name = "NAME[=ENV]", value_parser = inject)]
     pub(crate) inject: Vec<Inject>,
@@ -104,15 +107,42 @@ pub(crate) struct ShellArgs {
     pub(crate) name: String,
 }
 
-/// Arguments of `ps` and `sessions`.
+/// Arguments of `ps`.
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
+    /// The sandbox [default: all that run]
+    #[arg(required_if_eq("all", "true"))]
+    pub(crate) name: Option<String>,
+    /// Show commands that have ended, too
+    #[arg(short = 'a', long)]
+    pub(crate) all: bool,
+    /// Maximum number, newest first
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 50)]
+    pub(crate) limit: u32,
+}
+
+/// Arguments of `sessions`.
+#[derive(Debug, Args)]
+pub(crate) struct SessionsArgs {
     /// The sandbox
     pub(crate) name: String,
     /// Maximum number, newest first
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 50)]
     pub(crate) limit: u32,
 }
+
+pub(super) const PS_HELP: &str = "\
+Examples:
+  keep ps                    commands that run, in all sandboxes
+  keep ps my-app             commands that run in my-app
+  keep ps my-app -a -n 10    its ten newest commands, ended ones too";
+
+pub(super) const LOGS_HELP: &str = "\
+Examples:
+  keep logs my-app                       all that the newest command printed
+  keep logs my-app --tail 20 -f          its last 20 lines, then what comes
+  keep logs my-app cmd-01k --since 10m   of the command whose id begins so
+  keep logs my-app --timestamps          with the time of each line";
 
 pub(super) const HISTORY_HELP: &str = "\
 CHANGED counts paths: `+` created, `~` modified, `-` deleted, then the disk space of the created \
@@ -142,11 +172,23 @@ pub(crate) struct HistoryArgs {
 pub(crate) struct LogsArgs {
     /// The sandbox
     pub(crate) name: String,
-    /// Id of the command [default: the newest]
+    /// Id of the command, or a unique beginning or end of it [default: the newest]
     pub(crate) command: Option<String>,
+    /// The newest command (the default)
+    #[arg(long, conflicts_with = "command")]
+    pub(crate) last: bool,
     /// Keep printing until the command ends
     #[arg(short = 'f', long)]
     pub(crate) follow: bool,
+    /// Print only the last lines
+    #[arg(long, value_name = "LINES", value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub(crate) tail: Option<u32>,
+    /// Print only what was printed since a time (2026-01-31T12:00:00Z) or since how long ago (10m)
+    #[arg(long, value_name = "TIME", value_parser = since)]
+    pub(crate) since: Option<String>,
+    /// Begin each line with the time when it was printed
+    #[arg(short = 't', long)]
+    pub(crate) timestamps: bool,
 }
 
 /// Arguments of `kill`.
@@ -154,11 +196,22 @@ pub(crate) struct LogsArgs {
 pub(crate) struct KillArgs {
     /// The sandbox
     pub(crate) name: String,
-    /// Id of the command
-    pub(crate) command: String,
+    /// Id of the command, or a unique beginning or end of it
+    #[arg(required_unless_present = "last")]
+    pub(crate) command: Option<String>,
+    /// The newest command that runs
+    #[arg(long, conflicts_with = "command")]
+    pub(crate) last: bool,
     /// Signal, by name or number
     #[arg(short = 's', long, default_value = "TERM", value_parser = signal)]
     pub(crate) signal: i32,
+}
+
+fn since(text: &str) -> Result<String, String> {
+    let is_time = text.parse::<jiff::Timestamp>().is_ok() || text.parse::<Span>().is_ok();
+    is_time
+        .then(|| text.to_owned())
+        .ok_or_else(|| "write a time like `2026-01-31T12:00:00Z`, or a span like `10m`".to_owned())
 }
 
 fn inject(text: &str) -> Result<Inject, String> {

@@ -25,7 +25,8 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 pub(crate) use backup::BackupCommand;
 pub(crate) use events::{AuditArgs, AuditCommand, AuditFilterArgs, EventsArgs, WebhookCommand};
 pub(crate) use exec::{
-    ExecArgs, ExecOptions, HistoryArgs, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs,
+    ExecArgs, ExecOptions, HistoryArgs, KillArgs, LogsArgs, PsArgs, RunArgs, SessionsArgs,
+    ShellArgs,
 };
 pub(crate) use fork::{
     ChangesArgs, ConflictsArg, DiffArgs, DriveDir, MergeArgs, PickArgs, PromoteArgs, PruneArgs,
@@ -183,13 +184,14 @@ pub(crate) enum Command {
     Why(NameArgs),
     /// Show the lineage of sandboxes: snapshots and forks
     Tree(NameArgs),
-    /// List the commands of a sandbox
-    #[command(visible_alias = "commands")]
+    /// List the commands that run, in one sandbox or in all
+    #[command(visible_alias = "commands", after_help = exec::PS_HELP)]
     Ps(PsArgs),
     /// List the commands of a sandbox with what each changed
     #[command(after_long_help = exec::HISTORY_HELP)]
     History(HistoryArgs),
     /// Print the output of a command, also after it ended
+    #[command(after_help = exec::LOGS_HELP)]
     Logs(LogsArgs),
     /// Show events: sandboxes, commands, snapshots, ports, findings, damage
     #[command(after_long_help = events::EVENTS_HELP)]
@@ -212,10 +214,10 @@ pub(crate) enum Command {
     /// Show what running sandboxes use, live
     Top(TopArgs),
     /// List the sessions of a sandbox and their resource usage
-    Sessions(PsArgs),
+    Sessions(SessionsArgs),
     /// List, publish or unpublish ports of a sandbox
     Ports(PortsArgs),
-    /// Print the URL of a port, publishing it if needed
+    /// Open a port in the browser, publishing it if needed
     Open(OpenArgs),
     /// Forward a local port to a port in a sandbox
     Forward(ForwardArgs),
@@ -285,6 +287,7 @@ pub(crate) enum Command {
     /// Print a settings file with all settings, or check one
     Config(ConfigArgs),
     /// Print a shell completion script
+    #[command(after_help = server::COMPLETIONS_HELP)]
     Completions(CompletionsArgs),
     /// Write the manual pages
     Man(ManArgs),

@@ -45,6 +45,9 @@ pub(crate) struct OpenArgs {
     /// Publish it for everybody who knows the URL
     #[arg(long)]
     pub(crate) public: bool,
+    /// Print the URL and open no browser
+    #[arg(long)]
+    pub(crate) print: bool,
     /// Lifetime of the token in the URL [default: 12h]
     #[arg(long, value_name = "SPAN", conflicts_with = "public")]
     pub(crate) expires: Option<Span>,

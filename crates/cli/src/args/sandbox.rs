@@ -93,13 +93,13 @@ pub(crate) struct CreateArgs {
     pub(crate) get: bool,
     #[command(flatten)]
     pub(crate) settings: Settings,
-    /// Snapshot to start from, instead of an image
+    /// Snapshot to start from, instead of an image: id, beginning or end of it, or SANDBOX@LABEL
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image", help_heading = CREATION)]
     pub(crate) from: Option<String>,
     /// Action if the name is taken
     #[arg(long, value_enum, default_value_t = IfExistsArg::Fail, help_heading = CREATION)]
     pub(crate) if_exists: IfExistsArg,
-    /// Do not start the sandbox yet
+    /// Do not start the sandbox yet; it starts on first use
     #[arg(long, help_heading = CREATION)]
     pub(crate) no_start: bool,
     /// Key that makes retries of the same request safe
@@ -156,7 +156,7 @@ pub(crate) struct ForkArgs {
     /// Number of forks, all from one snapshot: NAME-1, NAME-2 and so on
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) count: Option<u32>,
-    /// Snapshot to fork from [default: the current state]
+    /// Snapshot to fork from: id, beginning or end of it, or label [default: the current state]
     #[arg(long, value_name = "SNAPSHOT")]
     pub(crate) from: Option<String>,
     /// Fail unless the source is at this generation
@@ -202,8 +202,12 @@ pub(crate) struct CheckpointArgs {
 pub(crate) struct RollbackArgs {
     /// The sandbox
     pub(crate) name: String,
-    /// The snapshot to return to
-    pub(crate) snapshot: String,
+    /// The snapshot: its id, a unique beginning or end of it, or its label
+    #[arg(required_unless_present = "last")]
+    pub(crate) snapshot: Option<String>,
+    /// The newest snapshot
+    #[arg(long, conflicts_with = "snapshot")]
+    pub(crate) last: bool,
     /// Fail unless the sandbox is at this generation
     #[arg(long, value_name = "GENERATION")]
     pub(crate) expect_generation: Option<u64>,

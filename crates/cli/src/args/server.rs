@@ -187,6 +187,14 @@ pub(crate) struct FsckArgs {
     pub(crate) reset_project: Vec<String>,
 }
 
+pub(super) const COMPLETIONS_HELP: &str = "\
+The scripts complete commands and options, and ask the server for the names of sandboxes, snapshots \
+and commands. Without a server they complete the rest.
+
+  bash   keep completions bash > /etc/bash_completion.d/keep
+  zsh    keep completions zsh > \"${fpath[1]}/_keep\"
+  fish   keep completions fish > ~/.config/fish/completions/keep.fish";
+
 /// Arguments of `completions`.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {

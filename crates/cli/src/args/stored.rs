@@ -26,12 +26,16 @@ pub(crate) enum SnapshotCommand {
     },
     /// Show details of a snapshot
     Show {
-        /// The snapshot
-        id: String,
+        /// The snapshot: its id, a unique beginning or end of it, or SANDBOX@LABEL
+        #[arg(required_unless_present = "last")]
+        id: Option<String>,
+        /// The newest snapshot
+        #[arg(long, conflicts_with = "id")]
+        last: bool,
     },
     /// Delete snapshots
     Rm {
-        /// The snapshots
+        /// The snapshots: ids, unique beginnings or ends of them, or SANDBOX@LABEL
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
         /// Delete even if sandboxes use them: stopped ones cannot start until rolled back
@@ -40,8 +44,12 @@ pub(crate) enum SnapshotCommand {
     },
     /// Export a snapshot as an OCI image in a tar archive
     Export {
-        /// The snapshot
-        id: String,
+        /// The snapshot: its id, a unique beginning or end of it, or SANDBOX@LABEL
+        #[arg(required_unless_present = "last")]
+        id: Option<String>,
+        /// The newest snapshot
+        #[arg(long, conflicts_with = "id")]
+        last: bool,
         /// Output file; `-` is standard output [default: -]
         #[arg(short = 'o', long, value_name = "FILE")]
         output: Option<PathBuf>,

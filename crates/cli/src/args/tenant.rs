@@ -74,7 +74,7 @@ pub(crate) enum KeyCommand {
     Ls,
     /// Revoke keys permanently
     Revoke {
-        /// Ids from `keep key ls`
+        /// Ids from `keep key ls`, unique beginnings or ends of them, or labels
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
     },

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use sandkeep_core::store::{
     BackupError, BackupOptions, BackupProgress, BackupSummary, Verified, backup_summary, backups,
-    create_backup, restore_backup, verify_backup,
+    create_backup, prune_backups, restore_backup, verify_backup,
 };
 
 use super::bytes;
@@ -24,6 +24,7 @@ pub(super) fn backup(global: &Global, command: BackupCommand) -> Result<(), Fail
         }
         BackupCommand::Ls { directory } => list(&screen, &directory),
         BackupCommand::Verify { directory, id, all } => verify(&screen, &directory, id, all),
+        BackupCommand::Prune { directory, keep } => prune(&screen, &directory, keep),
         BackupCommand::Restore { directory, id } => {
             host::need_root("keep backup restore")?;
             restore(&screen, &directory, id.as_deref(), &absolute(&data)?)
@@ -37,7 +38,7 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 fn create(screen: &Screen, data: &Path, directory: &Path, keys: bool) -> Result<(), Failure> {
-    if directory.starts_with(data) {
+    if resolved(directory).starts_with(resolved(data)) {
         return Err(Failure::here("the backup would be inside the data directory")
             .with_hint("choose a directory elsewhere, best on another disk"));
     }
@@ -65,6 +66,34 @@ fn create(screen: &Screen, data: &Path, directory: &Path, keys: bool) -> Result<
         .with_hint(
             "`keep doctor` and `keep fsck` say more; the rest of the backup can be restored",
         ))
+}
+
+/// A path without links, as far as it is there.
+fn resolved(path: &Path) -> PathBuf {
+    let mut rest = Vec::new();
+    let mut there = path;
+    loop {
+        match (there.canonicalize(), there.parent(), there.file_name()) {
+            (Ok(mut found), ..) => {
+                found.extend(rest.iter().rev());
+                return found;
+            }
+            (Err(_), Some(parent), Some(name)) => {
+                rest.push(name);
+                there = parent;
+            }
+            (Err(_), ..) => return path.to_owned(),
+        }
+    }
+}
+
+fn prune(screen: &Screen, directory: &Path, keep: u32) -> Result<(), Failure> {
+    let keep = usize::try_from(keep).unwrap_or(usize::MAX);
+    let pruned = prune_backups(directory, keep).map_err(failed)?;
+    screen.answer(&pruned, |pruned| {
+        let removed: String = pruned.removed.iter().map(|id| format!("{id}  deleted\n")).collect();
+        format!("{removed}{} backups stay, {} freed\n", pruned.kept, bytes(pruned.freed))
+    })
 }
 
 /// What is needed besides the backup.

@@ -97,7 +97,10 @@ impl Job<'_> {
     }
 
     async fn upload(&self, from: &Path, sandbox: &str, path: &str) -> Result<Copied, Failure> {
-        let cannot = |error| Failure::caused(format!("cannot read `{}`", from.display()), error);
+        let cannot = |error| {
+            Failure::caused(format!("cannot read `{}` on this machine", from.display()), error)
+                .with_hint("check the path; a path in a sandbox is written NAME:/path")
+        };
         let metadata = std::fs::metadata(from).map_err(cannot)?;
         if metadata.is_dir() && !self.args.recursive {
             return Err(directory_refused(&from.display().to_string()));
@@ -140,7 +143,10 @@ impl Job<'_> {
             _ => to.to_path_buf(),
         };
         self.bar.set_message(target.display().to_string());
-        let cannot = |error| Failure::caused(format!("cannot write `{}`", target.display()), error);
+        let cannot = |error| {
+            Failure::caused(format!("cannot write `{}` on this machine", target.display()), error)
+                .with_hint("name a directory that exists and that you may write to")
+        };
         if directory {
             let plain = if plain.is_empty() { "/" } else { plain };
             let download = self.context.client.tar_out(self.place(sandbox, plain)).await?;

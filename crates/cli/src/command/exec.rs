@@ -1,28 +1,25 @@
-//! Commands that run something in a sandbox, and commands about what was run.
-//!
-//! A command is always attached over a WebSocket, also without `-i`: that way signals that reach
-//! `keep` reach the remote command, and it ends when `keep` does. Two pumps run side by side, so that
-//! the output of a remote command that reads nothing still arrives, and one whose output is not
-//! read can still be signalled.
+//! Commands that run something in a sandbox, and commands about what was run. `attach` is the way
+//! to a running command.
 
-use std::future::pending;
 use std::io;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use sandkeep_client::types::{
-    Class, Command, CommandEnd, CreateSandbox, ExecEvent, ExecRequest, Signal, UpdateSandbox,
+    Class, Command, CommandEnd, CreateSandbox, ExecEvent, ExecRequest, Sandbox, Signal, Span,
+    State, UpdateSandbox,
 };
-use sandkeep_client::{Attached, Input, Output};
-use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
+use sandkeep_client::{ListSandboxes, LogQuery, Output, Running};
 
-use super::sandbox::tell_session;
-use super::{Context, or_dash, patiently, word};
+use super::attach::{RECONNECT, Signals, relay};
+use super::sandbox::{failed_hook, tell_session};
+use super::{Context, or_dash, patiently, resolve, word};
 use crate::args::{ExecArgs, ExecOptions, KillArgs, LogsArgs, PsArgs, RunArgs, ShellArgs};
 use crate::failure::{Failure, output_error};
 use crate::screen::{Screen, Table, note};
 use crate::settings::change;
-use crate::terminal::{self, Raw};
+use crate::terminal;
 use crate::when;
 
 /// The exit code of a command that ran into its timeout, as `timeout` of coreutils has it.
@@ -36,13 +33,14 @@ exec \"$shell\" -l";
 
 pub(super) async fn exec(context: &Context, args: ExecArgs) -> Result<ExitCode, Failure> {
     let ExecArgs { how, detach, if_running, name, argv } = args;
+    let reconnect = how.reconnect.map_or(RECONNECT, |Span(millis)| Duration::from_millis(millis));
     let request = ExecRequest { argv, if_running, ..asked(how) };
     if detach {
         let command = context.client.exec_detached(&name, &request).await?;
         context.screen.answer(&command, |command| format!("{}\n", command.id))?;
         return Ok(ExitCode::SUCCESS);
     }
-    relay(context, &name, request, Signals::listen()?).await
+    relay(context, &name, request, Signals::listen()?, reconnect).await
 }
 
 pub(super) async fn shell(context: &Context, args: ShellArgs) -> Result<ExitCode, Failure> {
@@ -50,7 +48,7 @@ pub(super) async fn shell(context: &Context, args: ShellArgs) -> Result<ExitCode
     let tty = terminal::is_interactive();
     let how = ExecOptions { interactive: true, tty, env, cwd, user, ..Default::default() };
     let argv = ["/bin/sh", "-c", LOGIN_SHELL].map(str::to_owned).to_vec();
-    relay(context, &name, ExecRequest { argv, ..asked(how) }, Signals::listen()?).await
+    relay(context, &name, ExecRequest { argv, ..asked(how) }, Signals::listen()?, RECONNECT).await
 }
 
 pub(super) async fn run(context: &Context, args: RunArgs) -> Result<ExitCode, Failure> {
@@ -63,23 +61,48 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<ExitCode, Fa
         persistent: settings.persistent.or(Some(false)),
         ..settings
     };
-    let request = CreateSandbox { name: args.name, start: true, ..CreateSandbox::default() }
+    let request = CreateSandbox { name: args.name, start: Some(true), ..CreateSandbox::default() }
         .with_settings(settings);
     let opened = patiently(context.client.create(&request, None)).await?;
-    tell_session(&opened.sandbox.name, opened.session.as_ref());
-    let name = opened.sandbox.name;
+    let sandbox = opened.sandbox;
+    tell_session(&sandbox.name, opened.session.as_ref());
+    let name = sandbox.name.clone();
     let how = ExecOptions { interactive: args.interactive, tty: args.tty, ..Default::default() };
-    let ended = relay(context, &name, ExecRequest { argv: args.argv, ..asked(how) }, signals).await;
+    let request = ExecRequest { argv: args.argv, ..asked(how) };
+    let ended = match failed_hook(&name, opened.session.as_ref()) {
+        Some(failure) => Err(failure),
+        None => relay(context, &name, request, signals, RECONNECT).await,
+    };
     if args.rm {
         context.client.delete(&name, None).await?;
     } else if !context.screen.json {
-        note(&format!("sandbox {name} is kept until it expires; delete it with `keep rm {name}`"));
+        note(&left_behind(&sandbox));
     }
     ended
 }
 
+/// What `keep run` leaves behind without `--rm`.
+fn left_behind(sandbox: &Sandbox) -> String {
+    let Sandbox { name, idle_timeout_ms, expires_at, persistent, .. } = sandbox;
+    let stops = match idle_timeout_ms {
+        Some(millis) => format!("; it stops after {} without use", when::exact(*millis)),
+        None => String::new(),
+    };
+    let files = match (idle_timeout_ms, persistent) {
+        (Some(_), true) => ", keeping its files",
+        (Some(_), false) => ", losing its files",
+        (None, _) => "",
+    };
+    format!(
+        "sandbox {name} runs on{stops}{files}, and is deleted {}\n\
+         `keep exec {name} -- ...` runs more in it, `keep rm {name}` deletes it; --rm does so at once",
+        when::ago(expires_at)
+    )
+}
+
 fn asked(how: ExecOptions) -> ExecRequest {
-    let ExecOptions { interactive, tty, env, cwd, user, timeout, mut inject, inject_file } = how;
+    let ExecOptions { interactive, tty, env, cwd, user, timeout, mut inject, inject_file, .. } =
+        how;
     inject.extend(inject_file);
     let mut env: std::collections::BTreeMap<String, String> = env.into_iter().collect();
     if tty && !env.contains_key("TERM") {
@@ -98,43 +121,12 @@ fn asked(how: ExecOptions) -> ExecRequest {
     }
 }
 
-/// Runs a command as if it ran here, and returns its exit code.
-async fn relay(
-    context: &Context,
-    name: &str,
-    request: ExecRequest,
-    signals: Signals,
-) -> Result<ExitCode, Failure> {
-    let (input, mut attached) = context.client.attach(name, &request).await?;
-    let first = attached.next().await?;
-    if let Some(Output::Started(started)) = &first {
-        tell_session(name, Some(&started.session).filter(|_| started.resumed));
-    }
-    if let Some(first) = &first {
-        show(&context.screen, first)?;
-    }
-    // Only now: until here an error should appear on a terminal that is as it was.
-    let raw = request.tty.is_some().then(Raw::enter).flatten();
-    let ended = tokio::select! {
-        ended = listen(&context.screen, &mut attached) => ended,
-        never = talk(input, request.stdin, request.tty.is_some(), signals) => match never {},
-    };
-    drop(raw);
-    ended
-}
-
-async fn listen(screen: &Screen, attached: &mut Attached) -> Result<ExitCode, Failure> {
-    while let Some(output) = attached.next().await? {
-        show(screen, &output)?;
-        if let Output::Exited(end) = output {
-            return ended(screen, end.exit_code, &end.command);
-        }
-    }
-    Err(Failure::here("the connection ended before the command"))
-}
-
 /// The exit code of a command that is over. Unless it just exited, why it ended goes to stderr.
-fn ended(screen: &Screen, code: Option<i32>, command: &Command) -> Result<ExitCode, Failure> {
+pub(super) fn ended(
+    screen: &Screen,
+    code: Option<i32>,
+    command: &Command,
+) -> Result<ExitCode, Failure> {
     let why = why_it_ended(command);
     let Some(code) = code else {
         let lost = "the session ended before the command did".to_owned();
@@ -185,46 +177,7 @@ fn exit_code(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code & 0xff).unwrap_or(125))
 }
 
-/// Sends keystrokes, window sizes and signals to the command for as long as it is let. When the connection
-/// breaks, [`listen`] is the one to say so.
-async fn talk(
-    mut input: Input,
-    stdin: bool,
-    tty: bool,
-    mut signals: Signals,
-) -> std::convert::Infallible {
-    let mut keys = stdin.then(terminal::keystrokes);
-    loop {
-        let sent = tokio::select! {
-            typed = next_key(&mut keys) => match typed {
-                Some(Ok(bytes)) => input.write(&bytes).await,
-                Some(Err(_)) | None => {
-                    keys = None;
-                    input.close().await
-                }
-            },
-            heard = signals.next() => match heard {
-                SignalEvent::Signal(number) => input.signal(number).await,
-                SignalEvent::Resize if tty => input.resize(terminal::size()).await,
-                SignalEvent::Resize => Ok(()),
-            },
-        };
-        if sent.is_err() {
-            return pending().await;
-        }
-    }
-}
-
-async fn next_key(
-    keys: &mut Option<tokio::sync::mpsc::Receiver<io::Result<bytes::Bytes>>>,
-) -> Option<io::Result<bytes::Bytes>> {
-    match keys {
-        Some(keys) => keys.recv().await,
-        None => pending().await,
-    }
-}
-
-fn show(screen: &Screen, output: &Output) -> Result<(), Failure> {
+pub(super) fn show(screen: &Screen, output: &Output) -> Result<(), Failure> {
     if screen.json {
         return screen.json_line(&event(output));
     }
@@ -260,74 +213,73 @@ fn event(output: &Output) -> ExecEvent {
     }
 }
 
-/// The signals that are sent to the command.
-#[derive(Debug)]
-struct Signals {
-    hangup: Listener,
-    interrupt: Listener,
-    quit: Listener,
-    terminate: Listener,
-    resize: Listener,
-}
-
-enum SignalEvent {
-    Signal(i32),
-    Resize,
-}
-
-impl Signals {
-    fn listen() -> Result<Self, Failure> {
-        let on = |kind: SignalKind| {
-            signal(kind).map_err(|error| Failure::caused("cannot listen for signals", error))
-        };
-        Ok(Self {
-            hangup: on(SignalKind::hangup())?,
-            interrupt: on(SignalKind::interrupt())?,
-            quit: on(SignalKind::quit())?,
-            terminate: on(SignalKind::terminate())?,
-            resize: on(SignalKind::window_change())?,
-        })
-    }
-
-    async fn next(&mut self) -> SignalEvent {
-        let kind = tokio::select! {
-            _ = self.hangup.recv() => SignalKind::hangup(),
-            _ = self.interrupt.recv() => SignalKind::interrupt(),
-            _ = self.quit.recv() => SignalKind::quit(),
-            _ = self.terminate.recv() => SignalKind::terminate(),
-            _ = self.resize.recv() => return SignalEvent::Resize,
-        };
-        SignalEvent::Signal(kind.as_raw_value())
-    }
-}
-
 pub(super) async fn commands(context: &Context, args: &PsArgs) -> Result<(), Failure> {
     let limit = usize::try_from(args.limit).ok();
-    let all = context.client.commands(&args.name, Some(args.limit)).collect(limit).await?;
+    let client = &context.client;
+    let Some(name) = &args.name else { return running_everywhere(context, limit).await };
+    let all = match args.all {
+        true => client.commands(name, Some(args.limit.clamp(1, 1000))).collect(limit).await?,
+        false => client.running_commands(name).collect(limit).await?,
+    };
     context.screen.answer(&all, |all| {
         let mut table =
             Table::new(&["COMMAND", "END", ">EXIT", "STARTED", ">TOOK", ">OUTPUT", "ARGV"]);
-        for command in all {
-            table.row(vec![
-                command.id.clone(),
-                command.end.map_or_else(|| word(command.state), word),
-                or_dash(command.exit_code.map(|code| code.to_string())),
-                when::ago(&command.started_at),
-                when::between(&command.started_at, command.ended_at.as_deref()),
-                super::bytes(command.output_bytes),
-                command.argv.join(" "),
-            ]);
+        all.iter().for_each(|command| table.row(cells(command)));
+        let mut text = context.screen.table(&table);
+        if all.is_empty() && !args.all {
+            text.push_str(&format!("nothing runs; `keep ps {name} -a` shows ended commands\n"));
+        }
+        text
+    })
+}
+
+/// The commands that run in any sandbox of the project.
+async fn running_everywhere(context: &Context, limit: Option<usize>) -> Result<(), Failure> {
+    let awake = ListSandboxes { state: Some(State::Running), ..ListSandboxes::default() };
+    let mut all: Vec<(String, Command)> = Vec::new();
+    for sandbox in context.client.sandboxes(&awake).collect(None).await? {
+        let found = context.client.running_commands(&sandbox.name).collect(limit).await;
+        match found {
+            Ok(found) => all.extend(found.into_iter().map(|one| (sandbox.name.clone(), one))),
+            // It was deleted meanwhile.
+            Err(error) if error.code() == Some("sandbox_not_found") => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    all.sort_by(|one, other| other.1.started_at.cmp(&one.1.started_at));
+    all.truncate(limit.unwrap_or(usize::MAX));
+    let commands: Vec<&Command> = all.iter().map(|(_, command)| command).collect();
+    context.screen.answer(&commands, |_| {
+        let mut table = Table::new(&["COMMAND", "SANDBOX", "STARTED", ">TOOK", ">OUTPUT", "ARGV"]);
+        for (name, command) in &all {
+            let [id, _, _, started, took, output, argv] = cells(command);
+            table.row(vec![id, name.clone(), started, took, output, argv]);
         }
         context.screen.table(&table)
     })
 }
 
-pub(super) async fn logs(context: &Context, args: &LogsArgs) -> Result<(), Failure> {
-    let id = match &args.command {
-        Some(id) => id.clone(),
-        None => newest(context, &args.name).await?.id,
+fn cells(command: &Command) -> [String; 7] {
+    [
+        command.id.clone(),
+        command.end.map_or_else(|| word(command.state), word),
+        or_dash(command.exit_code.map(|code| code.to_string())),
+        when::ago(&command.started_at),
+        when::between(&command.started_at, command.ended_at.as_deref()),
+        super::bytes(command.output_bytes),
+        command.argv.join(" "),
+    ]
+}
+
+pub(super) async fn logs(context: &Context, args: LogsArgs) -> Result<(), Failure> {
+    let LogsArgs { name, command, last: _, follow, tail, since, timestamps } = args;
+    let id = match &command {
+        Some(id) => resolve::command(context, &name, id).await?,
+        None => newest(context, &name).await?.id,
     };
-    print_log(context, &args.name, &id, args.follow).await
+    let query = LogQuery { follow, tail, since, times: timestamps, offset: 0 };
+    let log = context.client.log(&name, &id, &query).await?;
+    print_all(context, log, timestamps).await
 }
 
 /// Prints what a command wrote.
@@ -337,11 +289,46 @@ pub(super) async fn print_log(
     command: &str,
     follow: bool,
 ) -> Result<(), Failure> {
-    let mut log = context.client.logs(name, command, follow).await?;
+    print_all(context, context.client.logs(name, command, follow).await?, false).await
+}
+
+async fn print_all(context: &Context, mut log: Running, timestamps: bool) -> Result<(), Failure> {
+    let (mut out, mut err) = (Stamped::default(), Stamped::default());
     while let Some(output) = log.next().await? {
+        let at = log.printed_at().filter(|_| timestamps);
+        let output = match (output, at) {
+            (output, Some(at)) if context.screen.json => {
+                context.screen.json_line(&event(&output).printed_at(Some(at.to_owned())))?;
+                continue;
+            }
+            (Output::Stdout(bytes), Some(at)) => Output::Stdout(out.lines(&bytes, at)),
+            (Output::Stderr(bytes), Some(at)) => Output::Stderr(err.lines(&bytes, at)),
+            (output, _) => output,
+        };
         show(&context.screen, &output)?;
     }
     Ok(())
+}
+
+/// Puts the time before each line of a stream that comes in pieces.
+#[derive(Debug, Default)]
+struct Stamped {
+    in_line: bool,
+}
+
+impl Stamped {
+    fn lines(&mut self, bytes: &[u8], at: &str) -> bytes::Bytes {
+        let mut stamped = Vec::with_capacity(bytes.len() + at.len() + 1);
+        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if !self.in_line {
+                stamped.extend_from_slice(at.as_bytes());
+                stamped.push(b' ');
+            }
+            stamped.extend_from_slice(line);
+            self.in_line = !line.ends_with(b"\n");
+        }
+        stamped.into()
+    }
 }
 
 async fn newest(context: &Context, name: &str) -> Result<Command, Failure> {
@@ -353,7 +340,33 @@ async fn newest(context: &Context, name: &str) -> Result<Command, Failure> {
 }
 
 pub(super) async fn kill(context: &Context, args: &KillArgs) -> Result<(), Failure> {
-    let KillArgs { name, command, signal } = args;
-    context.client.signal(name, command, Signal::Number(*signal)).await?;
+    let KillArgs { name, command, last: _, signal } = args;
+    let command = match command {
+        Some(command) => resolve::command(context, name, command).await?,
+        None => {
+            let mut running = context.client.running_commands(name).collect(Some(1)).await?;
+            let newest = running.pop().ok_or_else(|| {
+                Failure::here(format!("no command runs in `{name}`"))
+                    .with_hint(format!("`keep ps {name} -a` shows those that ended"))
+            });
+            newest?.id
+        }
+    };
+    context.client.signal(name, &command, Signal::Number(*signal)).await?;
     context.screen.answer(&serde_json::json!({}), |_| format!("{command}  sent signal {signal}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Stamped;
+
+    #[test]
+    fn each_line_has_one_time_however_it_comes() {
+        let mut stamped = Stamped::default();
+        let mut text = Vec::new();
+        for (piece, at) in [("a\nb", "1"), ("c", "2"), ("d\n", "3"), ("\ne\n", "4")] {
+            text.extend_from_slice(&stamped.lines(piece.as_bytes(), at));
+        }
+        assert_eq!(String::from_utf8(text).unwrap(), "1 a\n1 bcd\n4 \n4 e\n");
+    }
 }

@@ -12,7 +12,7 @@ use sandkeep_client::types::{
 use sandkeep_client::{DiffQuery, PatchFormat};
 use serde::Serialize;
 
-use super::{Context, artifacts, bytes, conflicts_text, history, or_dash, word};
+use super::{Context, artifacts, bytes, conflicts_text, history, or_dash, resolve, word};
 use crate::args::{
     ChangesArgs, ConflictsArg, DiffArgs, DriveDir, MergeArgs, PickArgs, PromoteArgs, PruneArgs,
     RenameArgs,
@@ -34,6 +34,8 @@ pub(super) async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failur
         [from, to] => (from.clone(), to.clone()),
         _ => return Err(Failure::here("give one or two points")),
     };
+    let from = resolve::point(context, from).await?;
+    let to = resolve::point(context, to).await?;
     let query = DiffQuery { from, to, paths: args.paths };
     if args.patch {
         let DiffArgs { relative, binary, git_dir, .. } = args;
@@ -152,7 +154,8 @@ pub(super) fn fate(sandbox: &Sandbox) -> Option<String> {
 pub(super) async fn changes(context: &Context, args: &ChangesArgs) -> Result<(), Failure> {
     let name = &args.name;
     if let Some(id) = &args.command {
-        let list = context.client.command_changes(name, id).await?;
+        let id = resolve::command(context, name, id).await?;
+        let list = context.client.command_changes(name, &id).await?;
         return context.screen.answer(&list, command_changes_text);
     }
     let query = DiffQuery { from: format!("{name}@saved"), to: name.clone(), paths: Vec::new() };

@@ -7,8 +7,11 @@
 
 mod approvals;
 mod artifacts;
+mod attach;
 mod audit;
 mod backup;
+mod browser;
+pub(crate) mod complete;
 mod copy;
 mod doctor;
 mod drive;
@@ -23,6 +26,7 @@ mod image;
 mod microvm;
 mod network;
 mod port;
+mod resolve;
 mod runs;
 mod sandbox;
 mod secret;
@@ -34,6 +38,7 @@ mod tenant;
 mod tls;
 mod trash;
 mod tree;
+mod typo;
 mod webhook;
 
 use std::io::IsTerminal as _;
@@ -46,9 +51,7 @@ use serde::Serialize;
 
 pub(crate) use network::{in_short as network_in_short, wished as network_change};
 
-use crate::args::{
-    self, Command, ConfigCommand, Global, Keep, MicrovmCommand, ServeArgs, TlsCommand,
-};
+use crate::args::{Command, ConfigCommand, Global, Keep, MicrovmCommand, ServeArgs, TlsCommand};
 use crate::config;
 use crate::failure::Failure;
 use crate::locate;
@@ -75,6 +78,14 @@ impl Context {
 
 /// Runs a command and returns the exit code.
 pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
+    let global = keep.global.clone();
+    match carry_out(keep).await {
+        Err(failure) => Err(typo::explained(&global, failure).await),
+        done => done,
+    }
+}
+
+async fn carry_out(keep: Keep) -> Result<ExitCode, Failure> {
     let Keep { global, command } = keep;
     let context = || Context::new(&global);
     match command {
@@ -85,9 +96,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Tls(TlsCommand::Init(args)) => tls::init(&global, &args)?,
         Command::Fsck(args) => fsck::fsck(&global, &args).await?,
         Command::Completions(args) => {
-            let mut script = Vec::new();
-            clap_complete::generate(args.shell, &mut args::command(), "keep", &mut script);
-            Screen::new(false).bytes(&script)?;
+            Screen::new(false).text(&complete::script(args.shell))?;
         }
         Command::Config(args) => match args.command {
             None => Screen::new(false).text(&reference::settings_file())?,
@@ -118,7 +127,7 @@ pub(crate) async fn dispatch(keep: Keep) -> Result<ExitCode, Failure> {
         Command::Tree(args) => tree::tree(&context()?, &args.names).await?,
         Command::Ps(args) => exec::commands(&context()?, &args).await?,
         Command::History(args) => history::history(&context()?, &args).await?,
-        Command::Logs(args) => exec::logs(&context()?, &args).await?,
+        Command::Logs(args) => exec::logs(&context()?, args).await?,
         Command::Events(args) => events::events(&context()?, args).await?,
         Command::Audit(args) => audit::audit(&global, args).await?,
         Command::Kill(args) => exec::kill(&context()?, &args).await?,

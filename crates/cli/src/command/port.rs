@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
-use super::{Context, or_dash, word};
+use super::{Context, browser, or_dash, word};
 use crate::args::{AccessArg, ForwardArgs, OpenArgs, PortsArgs};
 use crate::failure::Failure;
 use crate::screen::{Table, note};
@@ -48,9 +48,9 @@ fn table(ports: &[PortStatus]) -> Table {
     table
 }
 
-/// Prints the address of a port, published for it if need be: private by default.
+/// Opens the address of a port in a browser, published for it if need be: private unless told otherwise.
 pub(super) async fn open(context: &Context, args: &OpenArgs) -> Result<(), Failure> {
-    let OpenArgs { name, port, public, expires } = args;
+    let OpenArgs { name, port, public, print, expires } = args;
     let there = context.client.ports(name).await?;
     let there = there.into_iter().find(|there| there.port == *port);
     let wanted = match (&there, public) {
@@ -63,15 +63,37 @@ pub(super) async fn open(context: &Context, args: &OpenArgs) -> Result<(), Failu
         other => {
             let wake = other.is_none_or(|other| other.wake);
             let request = PublishPort { access: wanted, wake };
-            context.client.publish(name, *port, &request).await?
+            let status = context.client.publish(name, *port, &request).await?;
+            if !context.screen.json {
+                note(&published_note(name, &status));
+            }
+            status
         }
     };
-    if status.access != Access::Private {
-        return context.screen.answer(&status, |status| format!("{}\n", status.url));
+    let url = if status.access == Access::Private {
+        let request = IssuePortToken { expires: *expires };
+        let token = context.client.port_token(name, *port, &request).await?;
+        context.screen.answer(&token, |token| format!("{}\n", token.url))?;
+        token.url
+    } else {
+        context.screen.answer(&status, |status| format!("{}\n", status.url))?;
+        status.url
+    };
+    match *print || context.screen.json {
+        true => Ok(()),
+        false => browser::open(&url).await,
     }
-    let request = IssuePortToken { expires: *expires };
-    let token = context.client.port_token(name, *port, &request).await?;
-    context.screen.answer(&token, |token| format!("{}\n", token.url))
+}
+
+fn published_note(name: &str, status: &PortStatus) -> String {
+    let who = match status.access {
+        Access::Public => "everybody who knows the URL can reach it",
+        _ => "a key of the project or this link is needed to reach it",
+    };
+    let (port, access) = (status.port, word(status.access));
+    format!(
+        "port {port} of {name} is now published ({access}): {who}; `keep ports {name} {port} off` takes it back"
+    )
 }
 
 /// Listens here and carries every connection to a port inside, until it is interrupted.

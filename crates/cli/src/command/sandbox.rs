@@ -10,10 +10,10 @@ use sandkeep_client::types::{
 };
 
 use super::guard::findings_text;
-use super::{Context, bytes, facts, for_each, history, or_dash, pairs, patiently, word};
+use super::{Context, bytes, facts, for_each, history, or_dash, pairs, patiently, resolve, word};
 use crate::args::{
     CheckpointArgs, CreateArgs, ForkArgs, IfExistsArg, ListArgs, OnAcceptArg, PauseArgs, PhaseArg,
-    PsArgs, RemoveArgs, RollbackArgs, StartArgs, StopArgs, UpdateArgs,
+    RemoveArgs, RollbackArgs, SessionsArgs, StartArgs, StopArgs, UpdateArgs,
 };
 use crate::failure::Failure;
 use crate::screen::{Paint, Table, note, state_colour};
@@ -22,6 +22,10 @@ use crate::when;
 
 pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<(), Failure> {
     let settings = UpdateSandbox { image: args.image, ..change(args.settings)? };
+    let from = match &args.from {
+        Some(wanted) => Some(resolve::snapshot(context, None, wanted).await?),
+        None => None,
+    };
     let if_exists = match args.get || args.if_exists == IfExistsArg::Get {
         true => IfExists::Get,
         false => IfExists::Fail,
@@ -29,8 +33,8 @@ pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<(), Fa
     let request = CreateSandbox {
         name: args.name,
         if_exists,
-        start: !args.no_start,
-        from: args.from,
+        start: Some(!args.no_start),
+        from,
         ..CreateSandbox::default()
     }
     .with_settings(settings);
@@ -40,7 +44,27 @@ pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<(), Fa
     context.screen.answer(&opened, |opened| {
         let done = if opened.created { "created" } else { "exists" };
         opened_line(opened, done)
-    })
+    })?;
+    match failed_hook(&opened.sandbox.name, opened.session.as_ref()) {
+        Some(failure) => Err(failure),
+        None => Ok(()),
+    }
+}
+
+/// The failure of a creation whose hooks went wrong. [`tell_session`] has said which.
+pub(super) fn failed_hook(name: &str, session: Option<&Session>) -> Option<Failure> {
+    let hooks = session.map(|session| session.hooks.as_slice()).unwrap_or_default();
+    let failed = hooks.iter().find(|run| run.hook == "on_create" && went_wrong(run))?;
+    let what = failed.argv.last().map_or("", String::as_str);
+    let advice = format!(
+        "`keep sh {name}` looks around in it; `keep rm {name}` deletes it, so that it can be created again"
+    );
+    let message = format!("`{name}` was created, but its on_create hook `{what}` failed");
+    Some(Failure::here(message).with_hint(advice))
+}
+
+fn went_wrong(run: &HookRun) -> bool {
+    run.exit_code != Some(0) || run.problem.is_some()
 }
 
 fn opened_line(opened: &Opened, done: &str) -> String {
@@ -58,10 +82,8 @@ pub(super) fn tell_session(name: &str, session: Option<&Session>) {
             "{warning} {name} started from its files at generation {generation}, without its memory and processes: {why}"
         ));
     }
-    for HookRun { hook, argv, exit_code, problem, command } in &session.hooks {
-        if *exit_code == Some(0) && problem.is_none() {
-            continue;
-        }
+    for run in session.hooks.iter().filter(|run| went_wrong(run)) {
+        let HookRun { hook, argv, exit_code, problem, command } = run;
         let how = match (problem, exit_code) {
             (Some(problem), _) => problem.clone(),
             (None, Some(code)) => format!("exit code {code}"),
@@ -175,10 +197,14 @@ pub(super) async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failur
         settings.tags = added(source.tags, settings.tags, &[]);
         settings.env = added(source.env, settings.env, &[]);
     }
+    let from = match &args.from {
+        Some(wanted) => Some(resolve::snapshot(context, Some(&args.source), wanted).await?),
+        None => None,
+    };
     let request = Fork {
         name: args.name,
         count: args.count,
-        from: args.from,
+        from,
         expect_generation: args.expect_generation,
         start: args.start,
         on_accept: match args.on_accept {
@@ -313,7 +339,8 @@ pub(super) async fn checkpoint(context: &Context, args: CheckpointArgs) -> Resul
 }
 
 pub(super) async fn rollback(context: &Context, args: RollbackArgs) -> Result<(), Failure> {
-    let request = Rollback { to: args.snapshot, expect_generation: args.expect_generation };
+    let to = resolve::snapshot_or_last(context, Some(&args.name), args.snapshot.as_deref()).await?;
+    let request = Rollback { to, expect_generation: args.expect_generation };
     let answer = context.client.rollback(&args.name, &request).await?;
     context.screen.answer(&answer, |answer| {
         let Sandbox { name, generation, .. } = &answer.sandbox;
@@ -501,7 +528,7 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Fa
     context.screen.answer(&sandbox, |sandbox| described(context.screen.paint, sandbox))
 }
 
-pub(super) async fn sessions(context: &Context, args: &PsArgs) -> Result<(), Failure> {
+pub(super) async fn sessions(context: &Context, args: &SessionsArgs) -> Result<(), Failure> {
     let limit = usize::try_from(args.limit).ok();
     let all = context.client.sessions(&args.name, Some(args.limit)).collect(limit).await?;
     context.screen.answer(&all, |all| {

@@ -5,7 +5,7 @@ use std::path::Path;
 use sandkeep_client::types::Snapshot;
 
 use super::sandbox::own_size;
-use super::{Context, bytes, facts, for_each, or_dash, word};
+use super::{Context, bytes, facts, for_each, or_dash, resolve, word};
 use crate::args::SnapshotCommand;
 use crate::failure::Failure;
 use crate::screen::{Paint, Table, note};
@@ -14,12 +14,14 @@ use crate::when;
 pub(super) async fn snapshot(context: &Context, command: SnapshotCommand) -> Result<(), Failure> {
     match command {
         SnapshotCommand::Ls { name } => list(context, name.as_deref()).await,
-        SnapshotCommand::Show { id } => {
+        SnapshotCommand::Show { id, last: _ } => {
+            let id = resolve::snapshot_or_last(context, None, id.as_deref()).await?;
             let snapshot = context.client.snapshot(&id).await?;
             context.screen.answer(&snapshot, |found| described(context.screen.paint, found))
         }
         SnapshotCommand::Rm { ids, force } => {
             for_each(context, &ids, async |id| {
+                let id = resolve::snapshot(context, None, &id).await?;
                 let deleted = context.client.delete_snapshot(&id, force).await?;
                 context.screen.answer(&deleted, |deleted| {
                     format!("{id}  deleted, {} freed\n", bytes(deleted.freed_bytes))
@@ -27,7 +29,10 @@ pub(super) async fn snapshot(context: &Context, command: SnapshotCommand) -> Res
             })
             .await
         }
-        SnapshotCommand::Export { id, output } => export(context, &id, output.as_deref()).await,
+        SnapshotCommand::Export { id, last: _, output } => {
+            let id = resolve::snapshot_or_last(context, None, id.as_deref()).await?;
+            export(context, &id, output.as_deref()).await
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use sandkeep_client::types::{CreateKey, CreateProject, Key, Scope};
 
-use super::{Context, bytes, facts, for_each, network, word};
+use super::{Context, bytes, facts, for_each, network, resolve, word};
 use crate::args::{KeyCommand, ProjectCommand, ProjectRunsArgs, ScopeArg};
 use crate::failure::Failure;
 use crate::screen::{Table, note};
@@ -90,7 +90,9 @@ pub(super) async fn key(
             context.screen.answer(&all, |all| context.screen.table(&key_table(all)))
         }
         KeyCommand::Revoke { ids } => {
+            let all = context.client.keys(&project).await?;
             for_each(context, &ids, async |id| {
+                let id = resolve::key(&all, &id)?;
                 context.client.revoke_key(&project, &id).await?;
                 context.screen.answer(&serde_json::json!({}), |_| format!("{id}  revoked\n"))
             })

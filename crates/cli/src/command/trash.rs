@@ -1,7 +1,5 @@
 //! `keep trash`: lists deleted sandboxes, restores one, and empties the trash.
 
-use std::time::Duration;
-
 use sandkeep_client::types::{Restore, TrashItem};
 
 use super::{Context, bytes};
@@ -33,7 +31,6 @@ fn table(items: &[TrashItem]) -> Table {
     let mut table =
         Table::new(&["SANDBOX", "ID", "DELETED", "WHY", ">SNAPSHOTS", ">FREED", ">STAYS FOR"]);
     for item in items {
-        let stays = Duration::from_millis(item.stays_for_ms).as_secs();
         table.row(vec![
             item.name.clone(),
             item.id.clone(),
@@ -41,7 +38,7 @@ fn table(items: &[TrashItem]) -> Table {
             if item.expired { "expired" } else { "deleted" }.to_owned(),
             item.snapshots.to_string(),
             bytes(item.freed_if_deleted_bytes),
-            format!("{}m", stays.div_ceil(60)),
+            when::ahead(item.stays_for_ms),
         ]);
     }
     table

@@ -216,3 +216,74 @@ fn mistakes_are_told_with_advice() {
     let (_, error) = keep.fails(["backup", "create", inside.to_str().unwrap()]);
     assert!(error.contains("inside the data directory"), "{error}");
 }
+
+#[test]
+fn old_backups_are_pruned_with_what_only_they_used() {
+    let Some(keep) = daemon("old_backups_are_pruned_with_what_only_they_used") else { return };
+    let home = tempfile::TempDir::with_prefix("keep-backup-").unwrap();
+    let backups = home.path().join("backups");
+    let at = backups.to_str().unwrap();
+    for name in ["old", "new"] {
+        keep.ok(["create", name, "--image", SMALL]);
+        keep.sh(name, &format!("{FILL}; head -c 2000000 /dev/urandom > /work/of-{name}"));
+        keep.ok(["stop", name]);
+    }
+    keep.ok(["backup", "create", at]);
+    keep.ok(["rm", "old"]);
+    keep.ok(["trash", "empty"]);
+    let last = keep.json(["backup", "create", at])["id"].as_str().unwrap().to_owned();
+    let count = files(&backups).len();
+    let unchanged = keep.json(["backup", "prune", at, "--keep", "2"]);
+    assert_eq!((&unchanged["freed"], &unchanged["kept"]), (&0.into(), &2.into()), "{unchanged}");
+    assert_eq!(files(&backups).len(), count);
+    let pruned = keep.json(["backup", "prune", at, "--keep", "1"]);
+    assert_eq!(pruned["removed"].as_array().unwrap().len(), 1, "{pruned}");
+    assert!(pruned["freed"].as_u64().unwrap() > 2_000_000, "{pruned}");
+    assert!(files(&backups).len() < count);
+    assert!(keep.ok(["backup", "verify", at, "--all"]).contains("good"));
+    assert_eq!(keep.json(["backup", "ls", at])[0]["id"], last.as_str());
+    let restored = home.path().join("restored");
+    keep.ok(["--data", restored.to_str().unwrap(), "backup", "restore", at]);
+    assert_eq!(keep.fails(["backup", "prune", at, "--keep", "0"]).0, 2);
+
+    // What a damaged manifest needs is not known, so nothing goes.
+    keep.ok(["backup", "create", at]);
+    fs::write(backups.join("backups").join(format!("{last}.json")), "{}").unwrap();
+    let count = files(&backups).len();
+    let (_, told) = keep.fails(["backup", "prune", at, "--keep", "2"]);
+    assert!(told.contains(&last), "{told}");
+    assert_eq!(files(&backups).len(), count);
+    keep.ok(["backup", "prune", at, "--keep", "1"]);
+    assert!(keep.ok(["backup", "verify", at, "--all"]).contains("good"));
+}
+
+#[test]
+fn verification_reads_only_files_of_the_backup() {
+    let Some(keep) = daemon("verification_reads_only_files_of_the_backup") else { return };
+    let home = tempfile::TempDir::with_prefix("keep-backup-").unwrap();
+    let backups = home.path().join("backups");
+    let at = backups.to_str().unwrap();
+    keep.ok(["create", "box", "--image", SMALL]);
+    keep.ok(["stop", "box"]);
+    // A link to the data directory is seen through.
+    let link = home.path().join("link");
+    std::os::unix::fs::symlink(keep.data(), &link).unwrap();
+    let inside = link.join("backups");
+    let (_, told) = keep.fails(["backup", "create", inside.to_str().unwrap()]);
+    assert!(told.contains("inside the data directory"), "{told}");
+    keep.ok(["backup", "create", at]);
+    let object = files(&backups.join("objects")).pop().unwrap();
+    let archive = archive(&backups);
+    for path in [&object, &archive] {
+        fs::remove_file(path).unwrap();
+        // It never ends.
+        std::os::unix::fs::symlink("/dev/zero", path).unwrap();
+    }
+    let told = keep.keep(["backup", "verify", at]);
+    let said = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert_eq!(told.status.code(), Some(1), "{said}");
+    assert!(said.contains("DAMAGED, 2 problems"), "{said}");
+    let restored = home.path().join("restored");
+    keep.fails(["--data", restored.to_str().unwrap(), "backup", "restore", at]);
+    assert!(!restored.exists());
+}

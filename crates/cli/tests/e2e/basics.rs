@@ -104,7 +104,7 @@ fn exec_is_as_if_it_ran_here() {
     assert_eq!(late.status.code(), Some(124));
     let told = String::from_utf8_lossy(&late.stderr).into_owned();
     assert!(told.starts_with("end: timed_out: "), "{told}");
-    let listed = keep.ok(["--json", "commands", "box"]);
+    let listed = keep.ok(["--json", "commands", "box", "-a"]);
     assert!(
         listed.contains("\"end\": \"timed_out\"") || listed.contains("\"end\":\"timed_out\""),
         "{listed}"
@@ -342,7 +342,7 @@ fn detached_commands_are_listed_signalled_and_remembered() {
     wait_for(Duration::from_secs(60), || (keep.ok(["logs", "box", id]) == "hello\n").then_some(()));
     keep.ok(["kill", "box", id, "-s", "KILL"]);
     assert_eq!(keep.ok(["logs", "-f", "box", id]), "hello\n");
-    let ended = keep.json(["ps", "box"]);
+    let ended = keep.json(["ps", "box", "-a"]);
     assert_eq!(ended[0]["exit_code"], 137);
     keep.ok(["stop", "box"]);
     assert_eq!(keep.ok(["logs", "box", id]), "hello\n", "logs outlive the session");

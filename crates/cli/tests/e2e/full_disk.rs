@@ -8,13 +8,13 @@ use rustix::fs::FallocateFlags;
 use sandkeep_testkit::daemon::{Daemon, SMALL, skipped, unfit};
 
 /// A small filesystem; unmounted in the end.
-struct Disk {
-    point: PathBuf,
+pub(crate) struct Disk {
+    pub(crate) point: PathBuf,
     _dir: tempfile::TempDir,
 }
 
 impl Disk {
-    fn new(bytes: u64) -> Self {
+    pub(crate) fn new(bytes: u64) -> Self {
         let dir = tempfile::TempDir::with_prefix("keep-disk-").unwrap();
         let (image, point) = (dir.path().join("disk.img"), dir.path().join("disk"));
         File::create(&image).unwrap().set_len(bytes).unwrap();
@@ -29,7 +29,7 @@ impl Disk {
     }
 
     /// Takes all space.
-    fn fill(&self) -> PathBuf {
+    pub(crate) fn fill(&self) -> PathBuf {
         let path = self.point.join("filler");
         let file = File::create(&path).unwrap();
         let mut at = 0;

@@ -2,12 +2,14 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
 
+mod attach;
 mod backups;
 mod basics;
 mod chaos;
 mod conformance;
 #[cfg(feature = "failpoints")]
 mod crash;
+mod daily;
 mod disk_faults;
 mod docs;
 mod drives;
@@ -15,6 +17,7 @@ mod events;
 mod forks;
 mod full_disk;
 mod microvm;
+mod mistakes;
 mod moved;
 mod network;
 mod operations;

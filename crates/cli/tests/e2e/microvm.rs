@@ -333,7 +333,7 @@ fn is_not_used(keep: &Daemon) {
         );
     }
     assert!(keep.log().contains("the memory of a sandbox cannot be used"), "{}", keep.log());
-    assert!(keep.ok(["ps", "m"]).contains("lost"), "what ran is not said to have ended well");
+    assert!(keep.ok(["ps", "m", "-a"]).contains("lost"), "what ran is not said to have ended well");
     let again = keep.keep(["exec", "m", "--", "cat", "/work/file"]);
     assert!(
         again.status.success() && again.stderr.is_empty(),

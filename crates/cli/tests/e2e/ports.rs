@@ -135,7 +135,7 @@ fn a_private_port_is_opened_with_a_link_and_carries_a_web_socket() {
     keep.ok(["service", "set", "app", "ws", "--port", "4000", "--", "node", "-e", SOCKET]);
     let path = "/_port/default/app/4000/";
     assert!(ask(&keep, "localhost", path, "").starts_with("HTTP/1.1 404"));
-    let url = keep.ok(["open", "app", "4000"]).trim().to_owned();
+    let url = keep.ok(["open", "app", "4000", "--print"]).trim().to_owned();
     let (_, query) = url.split_once('?').unwrap();
     assert!(url.contains(path) && query.starts_with("keep_token="), "{url}");
     assert!(ask(&keep, "localhost", path, "").starts_with("HTTP/1.1 404"), "it is private");
@@ -176,7 +176,7 @@ fn a_private_port_is_opened_with_a_link_and_carries_a_web_socket() {
         assert_eq!(&back[2..], word.to_uppercase().as_bytes());
     }
 
-    let public = keep.ok(["open", "app", "4000", "--public"]);
+    let public = keep.ok(["open", "app", "4000", "--public", "--print"]);
     assert!(!public.contains("keep_token"), "{public}");
     assert!(ask(&keep, "localhost", path, "").contains("plain"));
     keep.ok(["ports", "app", "4000", "off"]);

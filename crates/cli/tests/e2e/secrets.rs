@@ -164,7 +164,7 @@ fn what_is_injected_is_for_one_command_and_masked() {
     let (_, told) = keep.fails(["exec", "x", "--inject", "NONE", "--", "true"]);
     assert!(told.contains("no secret `NONE`"), "{told}");
 
-    let commands = keep.ok(["--json", "ps", "x"]);
+    let commands = keep.ok(["--json", "ps", "x", "-a"]);
     let sessions = keep.ok(["--json", "sessions", "x"]);
     let shown = keep.ok(["--json", "show", "x"]);
     assert!(commands.contains("TOKEN") && sessions.contains("\"env\""), "by name");

@@ -119,6 +119,7 @@ pub use running::services::ServiceState;
 pub use running::stdin::{StdinHandle, StdinProgress};
 pub use session::command::{CommandOutput, Exec, OutputStream, Started};
 pub use session::files::{Files, Upload};
+pub use session::log::start::LogStart;
 pub use session::ports::{Connected, Whose};
 pub use session::retention::{CommandRetention, CommandsKept};
 pub use session::services::ServiceStatus;

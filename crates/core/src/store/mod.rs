@@ -80,8 +80,8 @@ pub use audit::{
 pub use background::Effort;
 pub use backup::{
     BackupError, BackupKey, BackupManifest, BackupOptions, BackupProblem, BackupProgress,
-    BackupSummary, RestoredBackup, Verified, backup_summary, backups, create_backup,
-    restore_backup, verify_backup,
+    BackupSummary, PrunedBackups, RestoredBackup, Verified, backup_summary, backups, create_backup,
+    prune_backups, restore_backup, verify_backup,
 };
 pub use diff::{
     DiffOptions, MergeChains, MergeOptions, MergeOutcome, OntoChains, OntoOptions, PatchOptions,

@@ -9,15 +9,20 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use futures_util::StreamExt;
 use sandkeep_client::types::{self, ExecEvent};
-use sandkeep_core::model::{CommandId, Name};
+use sandkeep_core::model::{CommandId, CommandState, Name};
 use sandkeep_proto::link::TermSize;
 
+use super::events::time;
 use super::input::{Body, Params, PathParam};
-use super::stream::StreamReader;
+use super::stream::{LineStyle, StreamReader};
 use super::{ApiResult, App, stream, wire};
 use crate::auth::{Reader, Writer};
 use crate::error::ApiError;
 use crate::openapi::Raw;
+use sandkeep_core::engine::LogStart;
+
+/// How many lines at the end of a log can be asked for: where each begins is kept in memory.
+const MOST_LINES: u32 = 100_000;
 
 /// Lists a sandbox's commands, newest first. Never wakes it.
 #[utoipa::path(get, path = "/v1/sandboxes/{name}/commands", tag = "commands", operation_id = "list_commands",
@@ -25,6 +30,7 @@ use crate::openapi::Raw;
         ("name" = String, Path, description = "The sandbox's name."),
         ("limit" = Option<u32>, Query, description = "Maximum number of items: 1 to 1000, 100 if absent."),
         ("cursor" = Option<String>, Query, description = "`next` of the previous page."),
+        ("running" = Option<bool>, Query, description = "Only commands that run. A page may then have fewer items than `limit`, or none, and a `next`."),
     ),
     responses((status = 200, description = "A page of the list.", body = types::Paged<types::Command>)))]
 pub(crate) async fn list(
@@ -34,8 +40,10 @@ pub(crate) async fn list(
     mut params: Params,
 ) -> ApiResult<types::Paged<types::Command>> {
     let page = params.page()?;
+    let running = params.flag("running")?;
     params.end()?;
-    let found = app.engine.commands(&caller.project, &name, &page).await?;
+    let mut found = app.engine.commands(&caller.project, &name, &page).await?;
+    found.items.retain(|command| !running || command.state == CommandState::Running);
     Ok(Json(wire::paged(found, wire::command)))
 }
 
@@ -95,6 +103,9 @@ pub(crate) async fn changes(
         ("id" = String, Path, description = "The command's id."),
         ("follow" = Option<bool>, Query, description = "Keep the stream open until the command ends."),
         ("offset" = Option<u64>, Query, description = "Leave out this many bytes, counted over both streams and gaps, to go on after a stream that was cut off."),
+        ("tail" = Option<u32>, Query, description = "Only this many lines at the end, at most 100,000, counted over both streams."),
+        ("since" = Option<String>, Query, description = "Only what was printed since a time (RFC 3339), or since how long ago (`10m`)."),
+        ("times" = Option<bool>, Query, description = "Say of output when it was printed, in `at`."),
         ("keep_alive" = Option<bool>, Query, description = "Send an empty line whenever the stream was quiet for 15 seconds."),
     ),
     responses((status = 200, description = "NDJSON: one event per line.", body = ExecEvent, content_type = "application/x-ndjson")))]
@@ -105,12 +116,21 @@ pub(crate) async fn logs(
     mut params: Params,
 ) -> Result<Response, ApiError> {
     let follow = params.flag("follow")?;
-    let offset = params.number("offset")?.unwrap_or(0);
-    let keep_alive = params.flag("keep_alive")?;
+    let wanted = LogStart {
+        offset: params.number("offset")?.unwrap_or(0),
+        tail: params.number("tail")?.map(tail).transpose()?,
+        since: params.text("since")?.map(|text| time("since", &text)).transpose()?,
+    };
+    let style = LineStyle { times: params.flag("times")?, keep_alive: params.flag("keep_alive")? };
     params.end()?;
-    let events = app.engine.logs_from(&caller.project, &name, &id, follow, offset).await?;
+    let events = app.engine.logs_from(&caller.project, &name, &id, follow, &wanted).await?;
     let reader = StreamReader::Log(follow.then(|| app.followers.add(id)));
-    Ok(stream::lines(&app, None, events, ExecEvent::More, reader, keep_alive))
+    Ok(stream::lines(&app, None, events, ExecEvent::More, reader, style))
+}
+
+fn tail(lines: u64) -> Result<u32, ApiError> {
+    let most = u32::try_from(lines).ok().filter(|lines| *lines <= MOST_LINES);
+    most.ok_or_else(|| ApiError::invalid(format!("`tail`: between 0 and {MOST_LINES} lines")))
 }
 
 /// Sends a signal to a command's process group.
@@ -161,6 +181,7 @@ pub(crate) async fn resize(
         ("name" = String, Path, description = "The sandbox's name."),
         ("id" = String, Path, description = "The command's id."),
         ("close" = Option<bool>, Query, description = "Close standard input after this body."),
+        ("offset" = Option<u64>, Query, description = "How many bytes of input came before these. Those of them that have arrived already are left out, so that a call can be made again; 400 `stdin_gap` if bytes before them are missing."),
     ),
     request_body(content = Raw, content_type = "application/octet-stream"),
     responses((status = 204, description = "The input was accepted.")))]
@@ -172,15 +193,20 @@ pub(crate) async fn stdin(
     body: RawBody,
 ) -> Result<StatusCode, ApiError> {
     let close = params.flag("close")?;
+    let mut offset = params.number("offset")?;
     params.end()?;
     let stdin = app.engine.stdin(&caller.project, &name, &id).await?;
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
-        stdin
-            .send(piece.map_err(|_| {
-                ApiError::invalid("the connection closed before the end of the body")
-            })?)
-            .await?;
+        let piece = piece
+            .map_err(|_| ApiError::invalid("the connection closed before the end of the body"))?;
+        match &mut offset {
+            None => stdin.send(piece).await?,
+            Some(offset) => {
+                stdin.send_from(*offset, &piece).await?;
+                *offset = offset.saturating_add(piece.len() as u64);
+            }
+        }
     }
     if close {
         stdin.close().await?;

@@ -24,7 +24,7 @@ use super::exec_result::Wait;
 use super::followers::{Follower, RETURN};
 use super::input::{Body, IdempotencyKey, Params, PathParam, Upgrade, parse_json};
 use super::secrets::inject_in;
-use super::stream::StreamReader;
+use super::stream::{LineStyle, StreamReader};
 use super::{App, stream, wire};
 use crate::audit;
 use crate::auth::Writer;
@@ -107,7 +107,7 @@ pub(crate) async fn exec(
         events,
         broke_off(),
         StreamReader::Exec(leash),
-        keep_alive,
+        LineStyle { keep_alive, ..LineStyle::default() },
     ))
 }
 

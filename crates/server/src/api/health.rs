@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use sandkeep_client::types::{self, CheckState, ReadinessCheck};
 
 use super::{ApiResult, App};
+use crate::auth::Reader;
 use crate::error::ApiError;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -22,7 +23,8 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Json<types::Health> {
 }
 
 /// Reports whether the server takes work: every sandbox is recovered, the data directory accepts writes, the default driver
-/// is there, and it is not shutting down. Needs no key. Whoever distributes requests can go by it.
+/// is there, and it is not shutting down. Needs no key; without one it says only codes and states, with one also details. Whoever
+/// distributes requests can go by it.
 #[utoipa::path(get, path = "/readyz", tag = "server", operation_id = "ready", security(()),
     responses(
         (status = 200, description = "The server takes work. A check that is `warning` needs attention all the same.",
@@ -30,8 +32,17 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Json<types::Health> {
         (status = 503, description = "It does not: `shutting_down`, `recovering`, `driver_not_available`, or, if the data directory accepts no \
             writes, `storage_not_responding`, `read_only_filesystem`, `insufficient_storage` or `storage_failed`.",
             body = types::ErrorAnswer)))]
-pub(crate) async fn ready(State(app): State<Arc<App>>) -> ApiResult<types::Readiness> {
+pub(crate) async fn ready(
+    State(app): State<Arc<App>>,
+    reader: Result<Reader, ApiError>,
+) -> ApiResult<types::Readiness> {
+    // What went wrong on this host is nobody's business who has no key.
+    let is_known = reader.is_ok();
     let not_ready = |code: &str, message: String, hint: &str| {
+        let (message, hint) = match is_known {
+            true => (message, hint),
+            false => ("the server takes no work now".to_owned(), "with an API key, this says why"),
+        };
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message).hint(hint).retry_after(1)
     };
     if app.closing.is_cancelled() {
@@ -74,6 +85,9 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> ApiResult<types::Readi
                 ReadinessCheck { name: "tls".to_owned(), state: CheckState::Warning, detail }
             }
         });
+    }
+    if !is_known {
+        checks.iter_mut().for_each(|check| check.detail.clear());
     }
     Ok(Json(types::Readiness { version: VERSION.to_owned(), checks }))
 }

@@ -44,7 +44,7 @@ pub(crate) async fn create(
             types::IfExists::Fail => IfExists::Fail,
             types::IfExists::Get => IfExists::Get,
         },
-        start: request.start,
+        start: request.start.unwrap_or(true),
         from: request.from.map(|id| parsed("from", &id)).transpose()?,
     };
     let engine = app.engine.clone();

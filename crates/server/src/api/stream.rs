@@ -54,6 +54,15 @@ pub(super) enum StreamReader {
     Log(#[allow(dead_code)] Option<Follower>), // what counts is how long it is there
 }
 
+/// What a caller wants of the lines besides the events.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LineStyle {
+    /// Say of output when it was printed. Only logs know.
+    pub(super) times: bool,
+    /// Show that a quiet stream is alive.
+    pub(super) keep_alive: bool,
+}
+
 /// What is left to say of a command.
 struct ExecLines {
     first: Option<Bytes>,
@@ -61,26 +70,25 @@ struct ExecLines {
     /// The event that is sent when the events end without an exit.
     otherwise: ExecEvent,
     reading: StreamReader,
-    /// Whether a quiet stream shows that it is alive.
-    keep_alive: bool,
+    style: LineStyle,
     closing: CancellationToken,
 }
 
-/// A command's events as NDJSON, `first` before them. With `keep_alive` there are empty lines between them while nothing happens.
+/// A command's events as NDJSON, `first` before them.
 pub(super) fn lines(
     app: &Arc<App>,
     first: Option<&ExecEvent>,
     events: OutputStream,
     otherwise: ExecEvent,
     reading: StreamReader,
-    keep_alive: bool,
+    style: LineStyle,
 ) -> Response {
     let lines = ExecLines {
         first: first.map(line),
         events: Some(events),
         otherwise,
         reading,
-        keep_alive,
+        style,
         closing: app.closing.clone(),
     };
     let stream = stream::unfold(lines, async |mut lines| {
@@ -98,11 +106,14 @@ impl ExecLines {
         let events = self.events.as_mut()?;
         let heard = tokio::select! {
             biased;
-            heard = events.next() => heard.map_or_else(|| self.otherwise.clone(), event),
+            heard = events.next() => {
+                let at = events.printed_at().filter(|_| self.style.times);
+                heard.map_or_else(|| self.otherwise.clone(), event).printed_at(at.map(|at| at.to_string()))
+            }
             () = self.closing.cancelled() => {
                 ExecEvent::Error { error: ApiError::shutting_down().into_body() }
             }
-            () = tokio::time::sleep(KEEP_ALIVE), if self.keep_alive => {
+            () = tokio::time::sleep(KEEP_ALIVE), if self.style.keep_alive => {
                 return Some(Bytes::from_static(b"\n"));
             }
         };

@@ -338,7 +338,9 @@ async fn idempotency_keys_have_a_form() {
             .request(POST, SANDBOXES, &served.write)
             .header("content-type", "application/json")
             .header("idempotency-key", key)
-            .body(Full::new(Bytes::from_static(br#"{"name":"twice","image":"small"}"#)))
+            .body(Full::new(Bytes::from_static(
+                br#"{"name":"twice","image":"small","start":false}"#,
+            )))
             .unwrap();
         let answer = read(served.send(request).await).await;
         assert_eq!(answer.status, status, "{key}: {answer:?}");

@@ -304,9 +304,9 @@ impl Served {
         session_path(&opened)
     }
 
-    /// Makes a sandbox on the small image.
+    /// Makes a sandbox on the small image, and does not start it.
     pub(crate) async fn create(&self, name: &str) {
-        let body = format!(r#"{{"name":"{name}","image":"small"}}"#);
+        let body = format!(r#"{{"name":"{name}","image":"small","start":false}}"#);
         let made = self.post("/v1/sandboxes", &self.write, &body).await;
         assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
     }

@@ -57,7 +57,7 @@ async fn filters_must_all_fit() {
         ("app-b", r#""tags":{"customer":"acme","agent":"2"},"class":"workspace""#),
         ("tool", r#""tags":{"customer":"a=b&c"},"class":"ephemeral""#),
     ] {
-        let body = format!(r#"{{"name":"{name}","image":"small",{rest}}}"#);
+        let body = format!(r#"{{"name":"{name}","image":"small","start":false,{rest}}}"#);
         let made = served.post("/v1/sandboxes", &served.write, &body).await;
         assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
     }

@@ -41,7 +41,7 @@ async fn sandboxes_that_name_no_driver_get_the_servers() {
     let served = Served::settled(settings).await;
     let answer = served.post(SANDBOXES, &served.write, r#"{"image":"small"}"#).await;
     assert_eq!(answer.error().code, "unknown_driver", "{answer:?}");
-    let asked = r#"{"name":"box","image":"small","driver":"container"}"#;
+    let asked = r#"{"name":"box","image":"small","driver":"container","start":false}"#;
     let answer = served.post(SANDBOXES, &served.write, asked).await;
     assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
     assert_eq!(answer.json()["sandbox"]["driver"], "container");
@@ -50,7 +50,7 @@ async fn sandboxes_that_name_no_driver_get_the_servers() {
 #[tokio::test]
 async fn what_becomes_of_an_idle_sandbox_is_set_shown_and_taken_back() {
     let served = Served::without_machines().await;
-    let create = r#"{"name":"box","image":"small","on_idle":"run"}"#;
+    let create = r#"{"name":"box","image":"small","start":false,"on_idle":"run"}"#;
     let made = served.post(SANDBOXES, &served.write, create).await;
     assert_eq!(made.json()["sandbox"]["on_idle"], "run", "{made:?}");
     for (change, shown) in [("\"stop\"", "\"stop\""), ("null", "null")] {

@@ -44,7 +44,8 @@ fn told() -> Value {
 #[tokio::test]
 async fn every_field_goes_in_and_comes_out_but_for_values() {
     let served = Served::without_machines().await;
-    let body = json!({ "name": "box", "image": "small", "network": whole() }).to_string();
+    let body =
+        json!({ "name": "box", "image": "small", "start": false, "network": whole() }).to_string();
     let made = served.post("/v1/sandboxes", &served.write, &body).await;
     assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
     assert_eq!(made.json()["sandbox"]["network"], told());

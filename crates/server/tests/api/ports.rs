@@ -546,7 +546,7 @@ async fn hostile_requests_get_a_refusal_and_hinder_nobody() {
 #[tokio::test]
 async fn ports_are_listed_and_changed_by_those_who_may() {
     let served = Served::without_machines().await;
-    let body = r#"{"name":"box","image":"small","ports":[{"port":3000},{"port":4000,"access":"private","wake":false}]}"#;
+    let body = r#"{"name":"box","image":"small","start":false,"ports":[{"port":3000},{"port":4000,"access":"private","wake":false}]}"#;
     let made = served.post("/v1/sandboxes", &served.write, body).await;
     assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
     let all = served.get("/v1/sandboxes/box/ports", &served.read).await.json();

@@ -65,3 +65,21 @@ async fn the_unix_socket_is_private_and_wants_a_key_too() {
     served.shut_down().await;
     assert!(!served.socket.exists(), "a server that goes takes its socket along");
 }
+
+#[tokio::test]
+async fn readiness_says_details_only_to_those_with_a_key() {
+    let served = Served::without_machines().await;
+    for key in ["", "skp_wrong"] {
+        let answer = served.get("/readyz", key).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let checks = answer.json()["checks"].as_array().cloned().unwrap();
+        assert!(
+            checks.len() >= 3 && checks.iter().all(|check| check["detail"] == ""),
+            "{checks:?}"
+        );
+        assert!(checks.iter().all(|check| check["state"] == "ok"), "{checks:?}");
+    }
+    let answer = served.get("/readyz", &served.read).await.json();
+    let checks = answer["checks"].as_array().unwrap();
+    assert!(checks.iter().all(|check| check["detail"] != ""), "{checks:?}");
+}

@@ -55,7 +55,7 @@ async fn projects_do_not_see_each_other() {
     let list = served.get("/v1/sandboxes", foreign).await.json();
     assert_eq!(list["items"].as_array().unwrap().len(), 0);
     // The same name is free over there.
-    let body = r#"{"name":"box","image":"small"}"#;
+    let body = r#"{"name":"box","image":"small","start":false}"#;
     assert_eq!(served.post("/v1/sandboxes", foreign, body).await.status, StatusCode::CREATED);
 
     let as_other = |key: &str| {

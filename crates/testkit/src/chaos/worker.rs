@@ -428,6 +428,7 @@ pub(super) fn settings(driver: &'static str) -> CreateSandbox {
     CreateSandbox {
         image: Some(SMALL.to_owned()),
         driver: Some(driver.to_owned()),
+        start: Some(false),
         keep_last: Some(None),
         snapshot_expires: Some(None),
         idle_timeout: Some(None),

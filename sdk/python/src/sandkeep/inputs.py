@@ -125,7 +125,7 @@ CreateSandbox = TypedDict(
     {
         "name": 'str | None',
         "if_exists": 'IfExists',
-        "start": 'bool',
+        "start": 'bool | None',
         "from": 'str | None',
         "image": 'str | None',
         "driver": 'str | None',

@@ -591,6 +591,8 @@ class ExecEventStdout:
     """The encoding of `data`."""
     data: str
     """The bytes."""
+    at: str | None = None
+    """When it was printed; only in logs, with `times`."""
     type: Literal["stdout"] = "stdout"
 
 
@@ -602,6 +604,8 @@ class ExecEventStderr:
     """The encoding of `data`."""
     data: str
     """The bytes."""
+    at: str | None = None
+    """When it was printed; only in logs, with `times`."""
     type: Literal["stderr"] = "stderr"
 
 
@@ -1327,7 +1331,7 @@ class ReadinessCheck:
     state: CheckState
     """How it is."""
     detail: str
-    """What was found."""
+    """What was found; empty for a caller without a key."""
 
 
 @dataclass(frozen=True, kw_only=True)

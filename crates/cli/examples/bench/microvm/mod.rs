@@ -110,7 +110,7 @@ impl Bench {
             name: Some(name.to_owned()),
             image: Some(SMALL.to_owned()),
             driver: Some("microvm".to_owned()),
-            start: true,
+            start: Some(true),
             ..CreateSandbox::default()
         };
         self.client.create(&request, None).await?;

@@ -13,6 +13,7 @@ use crate::engine::running::stdin::StdinHandle;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::session::command::{Exec, Follow, OutputStream, Started, check};
 use crate::engine::session::log::LogReader;
+use crate::engine::session::log::start::{LogStart, beginning};
 use crate::engine::session::retention::CommandsKept;
 use crate::engine::{Engine, Error, Result, WakeMode};
 use crate::model::lifecycle::Phase;
@@ -247,10 +248,10 @@ impl Engine {
         id: &CommandId,
         follow: bool,
     ) -> Result<OutputStream> {
-        self.logs_from(project, name, id, follow, 0).await
+        self.logs_from(project, name, id, follow, &LogStart::default()).await
     }
 
-    /// The same without the first `offset` bytes: of both streams, and kept or not.
+    /// The same, of a part of the log.
     ///
     /// # Errors
     ///
@@ -261,7 +262,7 @@ impl Engine {
         name: &Name,
         id: &CommandId,
         follow: bool,
-        offset: u64,
+        wanted: &LogStart,
     ) -> Result<OutputStream> {
         let sandbox = self.parts.lifecycle.find(project, name).await?;
         if follow {
@@ -279,7 +280,10 @@ impl Engine {
             Some(_) => Follow::Snapshot,
             None => Follow::Ended(Box::new(self.parts.sessions.find_command(&sandbox, id).await?)),
         };
-        let reader = LogReader::new(self.parts.context.store.log_path(&sandbox.id, id), offset);
+        let head = self.parts.context.store.log_path(&sandbox.id, id);
+        // What cannot be read is told by the reader, as a gap.
+        let offset = beginning(head.clone(), wanted).await.unwrap_or(wanted.offset);
+        let reader = LogReader::new(head, offset);
         Ok(OutputStream::from_log(reader, follow))
     }
 

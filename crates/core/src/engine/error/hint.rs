@@ -18,6 +18,7 @@ impl Error {
             Self::NameTaken(name) => {
                 format!("choose another name, or ask to get `{name}` if it exists (`keep create {name} --get`)")
             }
+            Self::NoDriver { .. } => "name one of those; `keep doctor` shows what this host lacks for others".to_owned(),
             Self::AbsentDriver { fix, .. } => fix.clone()?,
             Self::NoSandbox(NoSuch { trashed: None, .. }) => "`keep ls` lists what there is".to_owned(),
             Self::NoSandbox(NoSuch { name, trashed: Some(_) }) => {
@@ -33,6 +34,9 @@ impl Error {
             Self::NoSnapshot(_) => "`keep snapshot ls` lists what there is".to_owned(),
             Self::TooManyExports(_) => "try again when one of them has ended".to_owned(),
             Self::NoCommand { sandbox, .. } => format!("`keep commands {sandbox}` lists what was run"),
+            Self::CommandEnded(_) | Self::StdinClosed(_) => {
+                "`keep logs NAME COMMAND` shows what it printed; `keep ps NAME -a` lists ended commands".to_owned()
+            }
             Self::NotRunning(name) => format!("start it with `keep start {name}`, or omit `if_running`"),
             Self::NoMemory { name, .. } => {
                 format!("`keep stop {name}` keeps its files; stopped, it can change with `keep update {name} --driver microvm`")
@@ -173,9 +177,56 @@ impl Error {
             Self::Guest(GuestError::Refused { kind: Failure::NoExecutable, .. }) => {
                 "the first word must be a program inside the sandbox; for shell syntax use `sh -c '...'`".to_owned()
             }
+            Self::Image(error) => image_hint(error)?,
+            Self::Guest(GuestError::Refused { kind, .. }) => refused_hint(*kind)?.to_owned(),
             _ => return None,
         })
     }
+}
+
+fn image_hint(error: &ImageError) -> Option<String> {
+    Some(match error {
+        ImageError::Unreachable { registry, .. } => format!(
+            "check the name and that this server's host reaches {registry} (network, DNS, proxy); without a network, \
+             `docker save` elsewhere and `keep image import NAME FILE` bring an image here"
+        ),
+        ImageError::Unknown { .. } => {
+            "check its name and tag; `docker login` on the server's host if it is private"
+                .to_owned()
+        }
+        ImageError::NotAnImage { .. } => {
+            "give a tar archive: of `docker save`, of an OCI layout, or of a root filesystem"
+                .to_owned()
+        }
+        ImageError::Platform { .. } => "pull an image that is made for this machine".to_owned(),
+        _ => return None,
+    })
+}
+
+/// What to do when something inside said no.
+fn refused_hint(kind: Failure) -> Option<&'static str> {
+    Some(match kind {
+        Failure::NotExecutable => {
+            "make it executable with `chmod +x`, or run it with its interpreter: `sh FILE`, `python3 FILE`"
+        }
+        Failure::NoDirectory => {
+            "make the directory first (`keep exec NAME -- mkdir -p DIR`), or name another with -C"
+        }
+        Failure::NoUser => {
+            "name a user of the sandbox (`keep exec NAME -- cat /etc/passwd`), or a number"
+        }
+        Failure::NotFound => "`keep exec NAME -- ls DIR` shows what is there",
+        Failure::Denied => "name a user that may, with `-u root`",
+        Failure::NoSpace => {
+            "remove files inside, or give it more with `keep update NAME --disk SIZE`"
+        }
+        Failure::Refused => "start what listens there, on 0.0.0.0 or localhost inside the sandbox",
+        Failure::NoExecutable
+        | Failure::Exists
+        | Failure::Invalid
+        | Failure::Exhausted
+        | Failure::Fault => return None,
+    })
 }
 
 fn guarded_hint(name: &Name, findings: &[Finding]) -> String {

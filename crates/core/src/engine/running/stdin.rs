@@ -159,6 +159,17 @@ impl StdinHandle {
         self.put(&mut None, &bytes, Until::Taken).await
     }
 
+    /// Hands over the bytes from `offset` on, waiting while the command does not read. Those that were taken before are left
+    /// out.
+    ///
+    /// # Errors
+    ///
+    /// As [`send_at`](Self::send_at).
+    pub async fn send_from(&self, offset: u64, bytes: &Bytes) -> Result<()> {
+        let _turn = self.tracked.stdin.turn.lock().await;
+        self.put(&mut Some(offset), bytes, Until::Taken).await
+    }
+
     /// Hands over the bytes from `offset` on, or after all that came before, and waits until the
     /// process's pipe has them, but not for longer than `patience`. Those that were taken before are
     /// left out.

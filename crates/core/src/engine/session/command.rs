@@ -22,7 +22,7 @@ use crate::engine::{Error, ErrorKind, Result, WakeMode};
 use crate::guest::GuestError;
 use crate::model::{
     BadName, Command, CommandId, CommandState, FORMAT, Inject, InjectInto, Name, Sandbox,
-    SandboxId, Session, Span, check_env_name, now,
+    SandboxId, Session, Span, Timestamp, check_env_name, now,
 };
 
 /// A command to run.
@@ -103,6 +103,8 @@ pub(in crate::engine) enum Source {
     Log {
         reader: LogReader,
         follow: Follow,
+        /// When the output that came last was printed, in milliseconds since 1970.
+        time: Option<u64>,
     },
     Over,
 }
@@ -120,7 +122,14 @@ pub(in crate::engine) enum Follow {
 impl OutputStream {
     /// What a log has.
     pub(in crate::engine) fn from_log(reader: LogReader, follow: Follow) -> Self {
-        Self(Source::Log { reader, follow })
+        Self(Source::Log { reader, follow, time: None })
+    }
+
+    /// When the output was printed that [`next`](Self::next) returned last, if it came from a log.
+    #[must_use]
+    pub fn printed_at(&self) -> Option<Timestamp> {
+        let Source::Log { time: Some(millis), .. } = &self.0 else { return None };
+        Timestamp::from_millisecond(i64::try_from(*millis).ok()?).ok()
     }
 
     /// The next event; `None` when there are no more.
@@ -141,11 +150,11 @@ impl OutputStream {
                         let follow =
                             Follow::Running(Arc::clone(tracked), tracked.progress.subscribe());
                         let reader = LogReader::new(std::mem::take(log), *offset);
-                        self.0 = Source::Log { reader, follow };
+                        self.0 = Source::Log { reader, follow, time: None };
                     }
                 },
                 Source::Over => return None,
-                Source::Log { reader, follow } => {
+                Source::Log { reader, follow, time } => {
                     // Asked before reading: what is printed in between is read on the next round.
                     let ended = match follow {
                         Follow::Running(tracked, _) => tracked.outcome(),
@@ -153,6 +162,10 @@ impl OutputStream {
                         Follow::Snapshot => None,
                     };
                     if let Ok(Some(piece)) = reader.next_in_turn().await {
+                        *time = match &piece {
+                            Piece::Record(record) => Some(record.time),
+                            Piece::Gap(_) => None,
+                        };
                         return Some(match piece {
                             Piece::Gap(bytes) => CommandOutput::Gap(bytes),
                             Piece::Record(record) => match record.stream {
@@ -321,7 +334,7 @@ impl Sessions {
         let log = self.store.log_path(&sandbox.id, &tracked.id());
         let events = if exec.detach {
             let follow = Follow::Running(Arc::clone(&tracked), tracked.progress.subscribe());
-            Source::Log { reader: LogReader::new(log, 0), follow }
+            Source::Log { reader: LogReader::new(log, 0), follow, time: None }
         } else {
             Source::Attached { events: receiver, offset: 0, log, tracked: Arc::clone(&tracked) }
         };

@@ -19,6 +19,7 @@
 //! opening.
 
 pub(in crate::engine) mod budget;
+pub(in crate::engine) mod start;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -47,6 +48,8 @@ pub(in crate::engine) enum LogStream {
 pub(in crate::engine) struct LogRecord {
     pub(in crate::engine) stream: LogStream,
     pub(in crate::engine) offset: u64,
+    /// When it was printed, in milliseconds since 1970.
+    pub(in crate::engine) time: u64,
     pub(in crate::engine) bytes: Bytes,
 }
 
@@ -379,6 +382,14 @@ fn open(path: &Path) -> io::Result<Option<Reader>> {
     }
 }
 
+/// What is before the bytes of a record.
+struct RecordHeader {
+    stream: LogStream,
+    length: usize,
+    time: u64,
+    offset: u64,
+}
+
 #[derive(Debug)]
 struct Reader {
     file: File,
@@ -399,7 +410,9 @@ impl Reader {
     /// read.
     fn next_from(&mut self, from: u64) -> io::Result<Option<LogRecord>> {
         loop {
-            let Some((stream, length, offset)) = self.header()? else { return Ok(None) };
+            let Some(RecordHeader { stream, length, time, offset }) = self.header()? else {
+                return Ok(None);
+            };
             let whole = (HEADER + length) as u64;
             if offset < from && offset + length as u64 <= from {
                 self.position += whole;
@@ -413,12 +426,12 @@ impl Reader {
             // Less than the record's length, so it fits.
             let had = from.saturating_sub(offset);
             let bytes = Bytes::from(bytes).slice(had as usize..);
-            return Ok(Some(LogRecord { stream, offset: offset + had, bytes }));
+            return Ok(Some(LogRecord { stream, offset: offset + had, time, bytes }));
         }
     }
 
-    /// Reads the header at the present place: the stream, how many bytes follow, and their offset.
-    fn header(&mut self) -> io::Result<Option<(LogStream, usize, u64)>> {
+    /// Reads the header at the present place.
+    fn header(&mut self) -> io::Result<Option<RecordHeader>> {
         self.file.seek(SeekFrom::Start(self.position))?;
         let mut header = [0u8; HEADER];
         if !fill(&mut self.file, &mut header)? {
@@ -433,9 +446,12 @@ impl Reader {
         if length > sandkeep_proto::frame::MAX_PAYLOAD {
             return Ok(None);
         }
-        let mut offset = [0; 8];
-        offset.copy_from_slice(&header[16..]);
-        Ok(Some((stream, length, u64::from_le_bytes(offset))))
+        let number = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&header[at..at + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        Ok(Some(RecordHeader { stream, length, time: number(8), offset: number(16) }))
     }
 }
 

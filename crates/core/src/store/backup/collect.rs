@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read as _, Seek as _, Write};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -58,9 +58,7 @@ pub fn create_backup(
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(&path).map_err(io_error("create", &path))?;
     }
-    let lock = File::create(root.join("lock")).map_err(io_error("create", &root.join("lock")))?;
-    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| BackupError::Busy { path: root.to_owned() })?;
+    let _lock = lock(root)?;
     let mut collector = BackupCollector {
         data,
         root,
@@ -112,6 +110,15 @@ pub fn create_backup(
     };
     write_document(&root.join("backups").join(format!("{id}.json")), &manifest)?;
     Ok(manifest.summary(collector.written))
+}
+
+/// Whoever has this is the only one that writes there.
+pub(super) fn lock(root: &Path) -> Result<File> {
+    let path = root.join("lock");
+    let lock = File::create(&path).map_err(io_error("create", &path))?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| BackupError::Busy { path: root.to_owned() })?;
+    Ok(lock)
 }
 
 struct BackupCollector<'a> {
@@ -318,17 +325,38 @@ impl BackupCollector<'_> {
         Ok(())
     }
 
-    /// A file as it is. One that is gone meanwhile is no part of the backup.
+    /// A file as it is, however long. One that is gone meanwhile is no part of the backup.
     fn file(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let whole = self.data.join(path.as_ref());
-        let read = fs::symlink_metadata(&whole).and_then(|found| Ok((fs::read(&whole)?, found)));
-        match read {
-            Ok((bytes, found)) => {
-                self.content(path.as_ref(), &bytes, found.permissions().mode() & 0o7777)
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(io_error("read", &whole)(error)),
+        let opened = File::open(&whole).and_then(|file| Ok((file.metadata()?, file)));
+        let (found, mut file) = match opened {
+            Ok((found, file)) => (found, file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(io_error("read", &whole)(error)),
+        };
+        let mode = found.permissions().mode() & 0o7777;
+        // Files only grow while this runs: what came after its length was read is the next backup's.
+        let mut digest = HashedArchive { file: io::sink(), hash: Sha256::new(), bytes: 0 };
+        io::copy(&mut (&mut file).take(found.size()), &mut digest)
+            .map_err(io_error("read", &whole))?;
+        let (length, sha256) = (digest.bytes, hex::encode(digest.hash.finalize()));
+        let object = object_path(self.root, &sha256);
+        if fs::metadata(&object).is_ok_and(|found| found.size() == length) {
+            return self.named(path.as_ref(), sha256, length, mode);
         }
+        file.rewind().map_err(io_error("read", &whole))?;
+        let fresh = self.root.join("objects").join("copy.new");
+        let into = File::create(&fresh).map_err(io_error("create", &fresh))?;
+        let mut copy = HashedArchive { file: into, hash: Sha256::new(), bytes: 0 };
+        io::copy(&mut file.take(length), &mut copy).map_err(io_error("write", &fresh))?;
+        // It is named by what was copied, should it have been replaced in between.
+        let (length, sha256) = (copy.bytes, hex::encode(copy.hash.finalize()));
+        let object = object_path(self.root, &sha256);
+        let dir = object.parent().unwrap_or(self.root);
+        fs::create_dir_all(dir).map_err(io_error("create", dir))?;
+        fs::rename(&fresh, &object).map_err(io_error("rename", &fresh))?;
+        self.written += length;
+        self.named(path.as_ref(), sha256, length, mode)
     }
 
     /// A file with this content, which is written if no earlier backup has it.
@@ -413,13 +441,13 @@ impl BackupCollector<'_> {
 }
 
 /// Writes a file, and knows what was written.
-struct HashedArchive {
-    file: File,
+struct HashedArchive<W> {
+    file: W,
     hash: Sha256,
     bytes: u64,
 }
 
-impl Write for HashedArchive {
+impl<W: Write> Write for HashedArchive<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.hash.update(&bytes[..written]);

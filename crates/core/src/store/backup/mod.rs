@@ -21,6 +21,8 @@
 mod archive;
 mod collect;
 mod manifest;
+mod open;
+mod prune;
 mod restore;
 mod verify;
 
@@ -28,6 +30,7 @@ use std::path::{Path, PathBuf};
 
 pub use self::collect::{BackupOptions, create_backup};
 pub use self::manifest::{BackupKey, BackupManifest, BackupSummary, backup_summary, backups};
+pub use self::prune::{PrunedBackups, prune_backups};
 pub use self::restore::{RestoredBackup, restore_backup};
 pub use self::verify::{BackupProblem, Verified, verify_backup};
 use crate::store::StoreError;

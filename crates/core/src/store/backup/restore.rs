@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::archive::unpack;
 use super::manifest::{BackupSummary, read};
+use super::open::open_below;
 use super::verify::parts;
 use super::{BackupError, BackupProgress, Result, archive_path, io_error, object_path};
 use crate::store::{PARTS, StoreError};
@@ -41,9 +42,7 @@ pub fn restore_backup(
     if fs::read_dir(data).is_ok_and(|mut listed| listed.next().is_some()) {
         return Err(BackupError::NotEmpty { path: data.to_owned() });
     }
-    if let Some(problem) =
-        parts(root, &manifest).iter().find_map(super::verify::BackupPart::problem)
-    {
+    if let Some(problem) = parts(root, &manifest).iter().find_map(|part| part.problem(root)) {
         return Err(BackupError::Damaged { problem });
     }
     let name = data.file_name().and_then(|name| name.to_str()).unwrap_or("data");
@@ -67,7 +66,7 @@ pub fn restore_backup(
             builder.recursive(true).mode(0o700).create(dir).map_err(io_error("create", dir))?;
         }
         let path = object_path(root, &file.sha256);
-        let mut from = File::open(&path).map_err(io_error("open", &path))?;
+        let mut from = open_below(root, &path).map_err(io_error("open", &path))?;
         let mut options = File::options();
         let into = options.write(true).create_new(true).mode(file.mode & 0o7777).open(&place);
         let mut into = into.map_err(io_error("create", &place))?;
@@ -82,7 +81,7 @@ pub fn restore_backup(
             done += 1;
             let place = fresh.join(kind).join(name_of(&archive.id)?);
             let path = archive_path(root, kind, &archive.id);
-            let file = File::open(&path).map_err(io_error("open", &path))?;
+            let file = open_below(root, &path).map_err(io_error("open", &path))?;
             let packed = zstd::Decoder::new(file).map_err(io_error("read", &path))?;
             unpack(&mut BufReader::with_capacity(256 << 10, packed), &place)?;
         }

@@ -1,7 +1,6 @@
 //! Reads everything that a backup names, and compares it with what the manifest says.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
@@ -9,6 +8,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::manifest::{BackupManifest, read};
+use super::open::{is_archive_id, is_digest, open_below};
 use super::{BackupProgress, Result, archive_path, object_path};
 
 /// What is wrong with a backup.
@@ -57,7 +57,7 @@ pub fn verify_backup(
     for (done, part) in parts.iter().enumerate() {
         progress(BackupProgress { done, all });
         bytes += part.bytes;
-        problems.extend(part.problem());
+        problems.extend(part.problem(root));
     }
     Ok(Verified { id: manifest.id, files: all, bytes, problems })
 }
@@ -68,6 +68,8 @@ pub(super) struct BackupPart {
     of: String,
     bytes: u64,
     sha256: String,
+    /// Whether its names in the manifest are such as a backup writes.
+    is_named_well: bool,
 }
 
 /// Everything that a backup consists of.
@@ -81,6 +83,7 @@ pub(super) fn parts(root: &Path, manifest: &BackupManifest) -> Vec<BackupPart> {
             of: one.id.clone(),
             bytes: one.bytes,
             sha256: one.sha256.clone(),
+            is_named_well: is_archive_id(&one.id),
         })
         .collect();
     parts.extend(manifest.files.iter().map(|file| BackupPart {
@@ -88,14 +91,18 @@ pub(super) fn parts(root: &Path, manifest: &BackupManifest) -> Vec<BackupPart> {
         of: file.path.clone(),
         bytes: file.bytes,
         sha256: file.sha256.clone(),
+        is_named_well: is_digest(&file.sha256),
     }));
     parts
 }
 
 impl BackupPart {
     /// What is wrong with it.
-    pub(super) fn problem(&self) -> Option<BackupProblem> {
-        let problem = match hash(&self.path) {
+    pub(super) fn problem(&self, root: &Path) -> Option<BackupProblem> {
+        let problem = match hash(root, &self.path) {
+            _ if !self.is_named_well => {
+                "has a name that no backup gives: the manifest is damaged".to_owned()
+            }
             Ok((_, bytes)) if bytes != self.bytes => {
                 format!("has {bytes} bytes instead of {}", self.bytes)
             }
@@ -109,8 +116,8 @@ impl BackupPart {
 }
 
 /// The SHA-256 of a file and its length.
-pub(super) fn hash(path: &Path) -> io::Result<(String, u64)> {
-    let mut file = File::open(path)?;
+fn hash(root: &Path, path: &Path) -> io::Result<(String, u64)> {
+    let mut file = open_below(root, path)?;
     let (mut hash, mut bytes, mut piece) = (Sha256::new(), 0, vec![0; 256 << 10]);
     loop {
         match file.read(&mut piece)? {

@@ -74,7 +74,7 @@ class AsyncSandkeep:
         return AsyncSandbox(self, name)
 
     async def get_or_create(self, name: str, **settings: Unpack[SandboxSettings]) -> AsyncSandbox:
-        """The sandbox of that name. It is created, with these settings, if there is none."""
+        """The sandbox of that name, started. It is created, with these settings, if there is none."""
         body = {"name": name, "if_exists": "get", **settings_body(settings)}
         opened = await self.transport.call("create_sandbox", types.Opened, json=body)
         return AsyncSandbox(self, opened.sandbox.name, opened.sandbox)
@@ -87,7 +87,7 @@ class AsyncSandkeep:
         start: bool | None = None,
         **settings: Unpack[SandboxSettings],
     ) -> AsyncSandbox:
-        """A new sandbox. Without a name it gets one."""
+        """A new sandbox. Without a name it gets one. It is started, unless `start` is False."""
         body = {**given(name=name, from_=from_snapshot, start=start), **settings_body(settings)}
         opened = await self.transport.call("create_sandbox", types.Opened, json=body)
         return AsyncSandbox(self, opened.sandbox.name, opened.sandbox)

@@ -182,9 +182,10 @@ class AsyncSandbox:
         """A command that was started before."""
         return AsyncCommand(self.client.transport, self.name, id)
 
-    def commands(self, *, limit: int | None = None) -> AsyncIterator[types.Command]:
-        """Its commands, newest first. Never wakes it."""
-        return self._pages("list_commands", types.Command, {"limit": limit})
+    def commands(self, *, running: bool = False, limit: int | None = None) -> AsyncIterator[types.Command]:
+        """Its commands, newest first, or only those that run. Never wakes it."""
+        query = {"limit": limit, "running": running or None}
+        return self._pages("list_commands", types.Command, query)
 
     def _request(
         self,

@@ -75,7 +75,7 @@ class Sandkeep:
         return Sandbox(self, name)
 
     def get_or_create(self, name: str, **settings: Unpack[SandboxSettings]) -> Sandbox:
-        """The sandbox of that name. It is created, with these settings, if there is none."""
+        """The sandbox of that name, started. It is created, with these settings, if there is none."""
         body = {"name": name, "if_exists": "get", **settings_body(settings)}
         opened = self.transport.call("create_sandbox", types.Opened, json=body)
         return Sandbox(self, opened.sandbox.name, opened.sandbox)
@@ -88,7 +88,7 @@ class Sandkeep:
         start: bool | None = None,
         **settings: Unpack[SandboxSettings],
     ) -> Sandbox:
-        """A new sandbox. Without a name it gets one."""
+        """A new sandbox. Without a name it gets one. It is started, unless `start` is False."""
         body = {**given(name=name, from_=from_snapshot, start=start), **settings_body(settings)}
         opened = self.transport.call("create_sandbox", types.Opened, json=body)
         return Sandbox(self, opened.sandbox.name, opened.sandbox)

@@ -183,9 +183,10 @@ class Sandbox:
         """A command that was started before."""
         return Command(self.client.transport, self.name, id)
 
-    def commands(self, *, limit: int | None = None) -> Iterator[types.Command]:
-        """Its commands, newest first. Never wakes it."""
-        return self._pages("list_commands", types.Command, {"limit": limit})
+    def commands(self, *, running: bool = False, limit: int | None = None) -> Iterator[types.Command]:
+        """Its commands, newest first, or only those that run. Never wakes it."""
+        query = {"limit": limit, "running": running or None}
+        return self._pages("list_commands", types.Command, query)
 
     def _request(
         self,
