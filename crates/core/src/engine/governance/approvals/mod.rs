@@ -6,6 +6,7 @@
 mod decided;
 mod gate;
 pub(in crate::engine) mod inside;
+mod kept;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -36,10 +37,6 @@ use crate::store::{Durability, Store};
 /// How many may be pending in a sandbox, and in a project.
 const MOST_IN_SANDBOX: usize = 64;
 const MOST_IN_PROJECT: usize = 1000;
-/// How many that were answered are kept in a project.
-const KEPT: usize = 10_000;
-/// And how much their documents may take.
-const KEPT_BYTES: u64 = 64 << 20;
 /// How long a question, a context and a comment may be.
 const QUESTION: usize = 1000;
 const CONTEXT: usize = 16 << 10;
@@ -447,22 +444,6 @@ impl Approvals {
                 }
             }
         }
-    }
-
-    fn surplus(&self) -> Vec<Approval> {
-        let table = self.table.read();
-        let mut ended: BTreeMap<&Name, Vec<&Entry>> = BTreeMap::new();
-        if table.len() <= KEPT && self.decided.bytes() <= KEPT_BYTES {
-            return Vec::new();
-        }
-        for entry in table.values().filter(|one| !one.approval.is_pending()) {
-            ended.entry(&entry.approval.project).or_default().push(entry);
-        }
-        let surplus = |all: Vec<&Entry>| {
-            let count = beyond(all.iter().map(|entry| entry.size.bytes), KEPT, KEPT_BYTES);
-            all.into_iter().take(count).map(|entry| entry.approval.clone()).collect::<Vec<_>>()
-        };
-        ended.into_values().flat_map(surplus).collect()
     }
 
     fn forget(&self, key: &Key) {
