@@ -85,7 +85,7 @@ pub(crate) struct AuditFilterArgs {
     /// End time
     #[arg(long, value_name = "TIME")]
     pub(crate) until: Option<String>,
-    /// Show only what this key (id or label) did, or `system`, `agent` or `anonymous`
+    /// Show only what this key (id or label) did, or `system`, `agent`, `webhook` or `anonymous`
     #[arg(long, value_name = "ACTOR")]
     pub(crate) actor: Option<String>,
     /// Show only what was done to this: `sandbox/my-app`, or all of a kind: `secret`
@@ -115,6 +115,9 @@ pub(crate) enum WebhookCommand {
         /// Allow private, loopback and link-local addresses; needs an admin key
         #[arg(long)]
         allow_private: bool,
+        /// Let the receiver answer approvals, with a link in each `approval.asked`; needs a key that may approve
+        #[arg(long)]
+        answers: bool,
     },
     /// List webhooks
     Ls,
@@ -145,6 +148,9 @@ pub(crate) enum WebhookCommand {
         /// Whether private, loopback and link-local addresses are allowed; `true` needs an admin key
         #[arg(long, value_name = "BOOL")]
         allow_private: Option<bool>,
+        /// Whether the receiver may answer approvals; `true` needs a key that may approve, and ends links sent before
+        #[arg(long, value_name = "BOOL")]
+        answers: Option<bool>,
     },
     /// Replace the secret; deliveries are signed with both until the next rotation
     Rotate {

@@ -130,7 +130,7 @@ pub use snapshots::trash::{InTrash, TrashItem};
 pub use tenancy::projects::Caller;
 pub use tenancy::secrets::SetSecret;
 pub use tenancy::token::PortPass;
-pub use webhooks::{CreateWebhook, UpdateWebhook, WebhookSettings, WebhookStatus};
+pub use webhooks::{AnswerLink, CreateWebhook, UpdateWebhook, WebhookSettings, WebhookStatus};
 
 pub use crate::model::{Method, OnDelete};
 pub use crate::store::{LeftOut, PatchOptions};

@@ -23,14 +23,13 @@ use crate::db::{Page, Paged};
 use crate::engine::context::Context;
 use crate::engine::error::error_chain;
 use crate::engine::tenancy::Tenancy;
-use crate::engine::tenancy::projects::Caller;
 use crate::engine::{Error, Result};
 use crate::keyed_lock::KeyedLock;
 use crate::model::approval::{LONGEST_WAIT, USUAL_WAIT};
 use crate::model::{
-    Approval, ApprovalAnswer, ApprovalId, ApprovalSource, ApprovalStatus, ApprovalSubject,
-    AuditRecord, EventApproval, EventData, EventSandbox, FORMAT, KeyId, Name, RunId, RunSandbox,
-    SandboxId, Span, Tags, Timestamp,
+    Answerer, Approval, ApprovalAnswer, ApprovalId, ApprovalSource, ApprovalStatus,
+    ApprovalSubject, AuditRecord, EventApproval, EventData, EventSandbox, FORMAT, KeyId, Name,
+    RunId, RunSandbox, SandboxId, Span, Tags, Timestamp,
 };
 use crate::store::{Durability, Store};
 
@@ -56,6 +55,15 @@ pub(in crate::engine) struct ToAsk {
     pub(in crate::engine) expires: Option<Span>,
     pub(in crate::engine) asked_by: Option<KeyId>,
     pub(in crate::engine) agent_question: Option<String>,
+}
+
+/// Who gives an answer.
+#[derive(Debug, Clone)]
+pub(in crate::engine) struct AnsweredBy {
+    pub(in crate::engine) project: Name,
+    pub(in crate::engine) who: Answerer,
+    /// The key that stands behind it.
+    pub(in crate::engine) key: KeyId,
 }
 
 /// Which approvals are wanted. All that is given must fit.
@@ -315,19 +323,19 @@ impl Approvals {
     /// Answers. `starter` is who started the run it belongs to.
     pub(in crate::engine) async fn answer(
         &self,
-        caller: &Caller,
+        by: &AnsweredBy,
         id: &ApprovalId,
         answer: ApprovalAnswer,
         comment: String,
         starter: Option<&KeyId>,
     ) -> Result<Approval> {
         check_comment(&comment)?;
-        let project = &caller.project;
+        let project = &by.project;
         let _one = self.changes.lock(project).await;
         let mut approval = self.get(project, id)?;
         if self.tenancy.project_runs(project)?.separate_approver {
             let askers = [approval.asked_by.as_ref(), starter];
-            if askers.into_iter().flatten().any(|asker| *asker == caller.key) {
+            if askers.into_iter().flatten().any(|asker| *asker == by.key) {
                 return Err(Error::SeparateApprover);
             }
         }
@@ -338,7 +346,7 @@ impl Approvals {
             ApprovalAnswer::Approve => ApprovalStatus::Approved,
             ApprovalAnswer::Deny => ApprovalStatus::Denied,
         };
-        approval.answered_by = Some(caller.key.clone());
+        approval.answered_by = Some(by.who.clone());
         approval.answered_at = Some(self.now());
         approval.comment = comment;
         self.keep(approval.clone(), Duration::ZERO).await?;
