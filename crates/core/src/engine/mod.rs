@@ -101,6 +101,7 @@ pub use governance::approvals::ApprovalFilter;
 pub use governance::runs::{Acceptance, RunFilter};
 pub use integrity::disk_probe::Unwell;
 pub use integrity::scrub::ScrubSettings;
+pub use lifecycle::lineage::artifacts::Artifacts;
 pub use lifecycle::why::Why;
 pub use network::policy::{ConnectionFilter, ConnectionHost, DestinationTraffic};
 pub use observe::events::{EventBatch, EventQuery, EventScope, EventStream};
