@@ -110,7 +110,7 @@ struct Walk<'a> {
 struct Frame {
     dir: OwnedFd,
     path: Vec<u8>,
-    names: Names,
+    names: DirNames,
     /// What it was at the last look; `None` if it was not in the upper directory.
     was: Option<Kind>,
     /// What lay below it at the last look, once somebody asked.
@@ -118,13 +118,13 @@ struct Frame {
 }
 
 /// Names of a directory that are still to be visited. All are in one piece of memory: there are very many.
-struct Names {
+struct DirNames {
     text: Vec<u8>,
     /// Where each name is, the next one last. It is followed by a zero.
     places: Vec<Range<u32>>,
 }
 
-impl Names {
+impl DirNames {
     /// The next name, with the zero.
     fn next(&mut self) -> Option<Range<usize>> {
         let place = self.places.pop()?;
@@ -394,7 +394,7 @@ impl Frame {
         }
         let name = |place: &Range<u32>| &text[place.start as usize..place.end as usize];
         places.sort_unstable_by(|one, two| name(two).cmp(name(one)));
-        let names = Names { text, places };
+        let names = DirNames { text, places };
         Ok(Self { dir, path, names, was, below: None })
     }
 }

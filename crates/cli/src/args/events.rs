@@ -105,6 +105,8 @@ pub(crate) enum WebhookCommand {
     /// Send events to an address, from now on
     Add {
         /// Where to send them: https://… or http://…
+        // Another id than that of the option for the server's address, which every command has.
+        #[arg(id = "address", value_name = "URL")]
         url: String,
         /// Kinds (`sandbox.stopped`), groups (`sandbox.*`) or `*` (repeatable, or separated by commas)
         #[arg(long, value_name = "KINDS", value_delimiter = ',', required = true)]
@@ -140,7 +142,7 @@ pub(crate) enum WebhookCommand {
         #[arg(value_name = "WEBHOOK")]
         id: String,
         /// Where to send events
-        #[arg(long)]
+        #[arg(id = "to", long = "to", value_name = "URL")]
         url: Option<String>,
         /// Kinds, groups or `*`; replaces the list (repeatable, or separated by commas)
         #[arg(long, value_name = "KINDS", value_delimiter = ',')]

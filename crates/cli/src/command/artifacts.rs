@@ -39,17 +39,17 @@ struct Taken {
 }
 
 /// Where it is unpacked, and by whom.
-struct Unpacking<'a> {
+struct ArtifactUnpacker<'a> {
     destination: &'a Path,
     is_root: bool,
     taken: Taken,
     /// Directories, whose attributes come last: a read-only one could not be filled.
-    directories: Vec<(PathBuf, Attributes)>,
+    directories: Vec<(PathBuf, EntryAttributes)>,
 }
 
 /// What an entry says of a file besides its content.
 #[derive(Debug)]
-struct Attributes {
+struct EntryAttributes {
     mode: u32,
     uid: u32,
     gid: u32,
@@ -105,7 +105,7 @@ fn unpack(
     fs::create_dir_all(destination)?;
     let mut archive = tar::Archive::new(Source::new(source));
     let mut unpacking =
-        Unpacking { destination, is_root, taken: Taken::default(), directories: Vec::new() };
+        ArtifactUnpacker { destination, is_root, taken: Taken::default(), directories: Vec::new() };
     for entry in archive.entries()? {
         unpacking.entry(entry?)?;
     }
@@ -117,9 +117,9 @@ fn unpack(
     Ok(unpacking.taken)
 }
 
-impl Unpacking<'_> {
+impl ArtifactUnpacker<'_> {
     fn entry<R: Read>(&mut self, mut entry: tar::Entry<'_, R>) -> io::Result<()> {
-        let attributes = Attributes::of(&mut entry)?;
+        let attributes = EntryAttributes::of(&mut entry)?;
         let name = entry.path()?.into_owned();
         let outside = |name: &Path| {
             io::Error::other(format!("the archive names `{}`, which is outside it", name.display()))
@@ -177,7 +177,7 @@ impl Unpacking<'_> {
         &mut self,
         inner: &Path,
         at: &Path,
-        attributes: &Attributes,
+        attributes: &EntryAttributes,
         is_link: bool,
     ) -> io::Result<()> {
         if self.is_root {
@@ -214,7 +214,7 @@ impl Unpacking<'_> {
     }
 }
 
-impl Attributes {
+impl EntryAttributes {
     fn of<R: Read>(entry: &mut tar::Entry<'_, R>) -> io::Result<Self> {
         let header = entry.header();
         let id = |id: u64| u32::try_from(id).map_err(|_| io::Error::other("an owner is no number"));

@@ -444,6 +444,7 @@ async fn a_machine_that_dies_by_itself_is_sealed() {
 async fn a_command_whose_caller_leaves_while_it_is_started_is_followed_and_ended() {
     let house = FakeHouse::new();
     let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.expect("it is made");
     ok(&engine, "app", "echo up").await;
     let argv = vec!["sleep".to_owned()];
     // The caller leaves at any moment of the start.
