@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from .. import inputs, types
 from .._common import Duration, SandboxSettings, file_like, given, settings_body, span, tag_pairs
-from .sandbox import AsyncSandbox, save
+from .sandbox import PIECE, AsyncSandbox, save
 from .streams import AsyncEventStream, AsyncProgressStream, pages
 from .transport import AsyncTransport
 

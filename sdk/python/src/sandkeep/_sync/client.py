@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from .. import inputs, types
 from .._common import Duration, SandboxSettings, file_like, given, settings_body, span, tag_pairs
-from .sandbox import Sandbox, save
+from .sandbox import PIECE, Sandbox, save
 from .streams import EventStream, ProgressStream, pages
 from .transport import Transport
 
