@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import tarfile
 import tempfile
 import threading
 import time
@@ -223,6 +224,11 @@ class Live(unittest.TestCase):
             forks[0].promote()
         last = box.fork()
         last.run("echo promoted > /work/base", check=True)
+        with tempfile.TemporaryDirectory() as place:
+            archive = Path(place) / "made.tar"
+            last.artifacts(["/work/base"], archive)
+            with tarfile.open(archive) as made:
+                self.assertEqual(made.extractfile("work/base").read(), b"promoted\n")
         promoted = last.promote(delete_fork=True)
         self.assertEqual(promoted.sandbox.name, box.name)
         self.assertEqual(box.files.read_text("/work/base"), "promoted\n")

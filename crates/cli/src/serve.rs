@@ -15,7 +15,7 @@ use sandkeep_core::catalog::DiskCatalog;
 use sandkeep_core::db::{Index, MirroredDb};
 use sandkeep_core::driver::Driver;
 use sandkeep_core::driver::container::ContainerDriver;
-use sandkeep_core::engine::{Engine, Parts, Settings};
+use sandkeep_core::engine::{Engine, Parts, Settings, WebhookSettings};
 use sandkeep_core::model::{Name, Scope};
 use sandkeep_core::store::Store;
 use sandkeep_core::store::image::{HOST, ImageSettings, Images, Reporter};
@@ -82,6 +82,10 @@ pub(crate) async fn serve(global: &Global, args: ServeArgs) -> Result<(), Failur
         audit_limit: config.audit_limit,
         commands: config.commands,
         record_changes: config.record_changes,
+        webhooks: WebhookSettings {
+            public_url: config.gateway.public_url.clone(),
+            ..WebhookSettings::default()
+        },
         ..Settings::default()
     };
     if let Some(driver) = &config.driver {

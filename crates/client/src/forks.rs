@@ -6,7 +6,7 @@ use crate::sandboxes::{IDEMPOTENCY, sandbox};
 use crate::transport::Call;
 use crate::types::{
     Diff, Merge, Merged, Paged, Promote, PromoteIntoDrive, Promoted, PromotedIntoDrive, Rename,
-    Sandbox,
+    Sandbox, TakeArtifacts,
 };
 use crate::{Client, Error};
 
@@ -76,6 +76,15 @@ impl Client {
     ) -> Result<Promoted, Error> {
         let call = Call::post(sandbox(name, &["promote"])).header(IDEMPOTENCY, idempotency);
         self.transport.json(call.json(request)?).await
+    }
+
+    /// Streams chosen files that a sandbox made or changed since it was forked, as a tar archive.
+    pub async fn take_artifacts(
+        &self,
+        name: &str,
+        request: &TakeArtifacts,
+    ) -> Result<Download, Error> {
+        self.transport.send(Call::post(sandbox(name, &["artifacts"])).json(request)?).await
     }
 
     /// Puts chosen files of a sandbox into a drive, all or nothing.

@@ -56,6 +56,7 @@ use crate::api::{
         sandboxes::extend,
         forks::diff,
         forks::patch,
+        forks::artifacts,
         forks::list,
         forks::promote,
         forks::merge,

@@ -93,7 +93,7 @@ pub struct Approval {
     /// When it expires.
     #[schema(format = DateTime)]
     pub expires_at: String,
-    /// The id of the key that answered.
+    /// Who answered: the id of a key, or `webhook:` and the id of the webhook whose receiver did.
     pub answered_by: Option<String>,
     /// When it was answered, or expired.
     #[schema(format = DateTime)]

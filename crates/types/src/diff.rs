@@ -243,6 +243,14 @@ pub struct PromoteIntoDrive {
     pub dry_run: bool,
 }
 
+/// Takes chosen files that a sandbox made or changed since it was forked.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TakeArtifacts {
+    /// Globs of the paths; `/` is everything.
+    pub only: Vec<String>,
+}
+
 /// What was put into a drive, or would be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PromotedIntoDrive {

@@ -53,7 +53,7 @@ pub use command::{
 pub use diff::{
     BroughtBack, Diff, DiffAspect, DiffCounts, DiffEntry, DiffKind, DiffPoint, DiffSide, ForkFate,
     ForkOutcome, Merge, MergeConflict, MergeCounts, Merged, OnAccept, OnConflict, Promote,
-    PromoteIntoDrive, Promoted, PromotedIntoDrive, Rename, TreeFork,
+    PromoteIntoDrive, Promoted, PromotedIntoDrive, Rename, TakeArtifacts, TreeFork,
 };
 pub use drive::{Attached, CreateDrive, Drive, ForkDrive, Mount, MountMode};
 pub use error::{ErrorAnswer, ErrorBody, RENAMED_CODES, error_chain, former_codes, present_code};

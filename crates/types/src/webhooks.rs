@@ -17,6 +17,10 @@ pub struct CreateWebhook {
     /// Whether private, loopback and link-local addresses may be dialled; needs an admin key.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_private: bool,
+    /// Whether the receiver may answer approvals: `approval.asked` then has a link, `answer_url`, that answers once without a
+    /// key. Needs a key that may approve, and an address with `https://`, unless private addresses are allowed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub answers: bool,
 }
 
 /// Changes of a webhook. What is absent stays as it is.
@@ -32,6 +36,10 @@ pub struct UpdateWebhook {
     /// Whether private addresses may be dialled; needs an admin key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_private: Option<bool>,
+    /// Whether the receiver may answer approvals. `true`, and another address of a webhook that may, need a key that may
+    /// approve, and end all links that were sent before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answers: Option<bool>,
     /// Whether anything is sent. One that is enabled again continues where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
@@ -60,6 +68,12 @@ pub struct Webhook {
     pub events: Vec<String>,
     /// Whether private, loopback and link-local addresses may be dialled.
     pub allow_private: bool,
+    /// Whether the receiver may answer approvals.
+    #[serde(default)]
+    pub answers: bool,
+    /// The id of the key that allowed that. Links work for as long as it may approve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answers_allowed_by: Option<String>,
     /// How many secrets deliveries are signed with: 1, or 2 during a rotation.
     pub secrets: u32,
     /// When it was made.

@@ -249,10 +249,12 @@ impl Shortening {
 
     /// Counts what is not listed, by the directory that the paths are below.
     fn count(&mut self, paths: &[Change], prefix: usize) {
-        for change in paths {
-            let at = &change.path[..prefix.saturating_sub(1).min(change.path.len())];
+        let place = |change: &Change| prefix.saturating_sub(1).min(change.path.len());
+        for same in paths.chunk_by(|one, two| one.path[..place(one)] == two.path[..place(two)]) {
+            let Some(first) = same.first() else { continue };
+            let at = &first.path[..place(first)];
             let under = self.more.entry(at.to_vec()).or_insert_with(|| Under::new(at));
-            under.count(change.kind, 1);
+            same.iter().for_each(|change| under.count(change.kind, 1));
         }
     }
 }

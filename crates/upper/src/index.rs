@@ -177,8 +177,14 @@ impl<'a> Reader<'a> {
 
 /// The order of a walk: by components, and names in byte order.
 pub(crate) fn compare(one: &[u8], two: &[u8]) -> Ordering {
-    let key = |byte: &u8| if *byte == b'/' { 0 } else { u16::from(*byte) + 1 };
-    one.iter().map(key).cmp(two.iter().map(key))
+    // Neighbours share most of their paths: what is equal is skipped first.
+    let shared = one.iter().zip(two).take_while(|(one, two)| one == two).count();
+    let key = |path: &[u8]| match path.get(shared) {
+        None => 0,
+        Some(b'/') => 1,
+        Some(byte) => u16::from(*byte) + 2,
+    };
+    key(one).cmp(&key(two))
 }
 
 fn put_number(into: &mut Vec<u8>, mut number: u64) {

@@ -2,8 +2,10 @@
 
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags};
@@ -108,12 +110,35 @@ struct Walk<'a> {
 struct Frame {
     dir: OwnedFd,
     path: Vec<u8>,
-    /// Names that are still to be visited, the next one last.
-    names: Vec<Box<[u8]>>,
+    names: DirNames,
     /// What it was at the last look; `None` if it was not in the upper directory.
     was: Option<Kind>,
     /// What lay below it at the last look, once somebody asked.
     below: Option<Below>,
+}
+
+/// Names of a directory that are still to be visited. All are in one piece of memory: there are very many.
+struct DirNames {
+    text: Vec<u8>,
+    /// Where each name is, the next one last. It is followed by a zero.
+    places: Vec<Range<u32>>,
+}
+
+impl DirNames {
+    /// The next name, with the zero.
+    fn next(&mut self) -> Option<Range<usize>> {
+        let place = self.places.pop()?;
+        Some(place.start as usize..place.end as usize + 1)
+    }
+
+    /// The name at a place that [`next`](Self::next) told.
+    fn at(&self, place: Range<usize>) -> &CStr {
+        CStr::from_bytes_with_nul(&self.text[place]).unwrap_or_default()
+    }
+
+    fn len(&self) -> usize {
+        self.places.len()
+    }
 }
 
 impl Walk<'_> {
@@ -127,11 +152,13 @@ impl Walk<'_> {
         let mut frames = vec![Frame::new(root, Vec::new(), Some(Kind::Dir), limits.names)?];
         frames[0].below = Some(self.lower.root());
         let mut visited = 0u64;
+        let mut path = Vec::new();
         while let Some(frame) = frames.last_mut() {
-            let Some(name) = frame.names.pop() else {
+            let Some(place) = frame.names.next() else {
                 frames.pop();
                 continue;
             };
+            let name = frame.names.at(place);
             visited += 1;
             if visited.is_multiple_of(ASK) && !(limits.go_on)() {
                 return Ok(false);
@@ -140,11 +167,16 @@ impl Walk<'_> {
                 self.too_many = true;
                 return Ok(true);
             }
-            let Some((stat, kind, dir)) = examine(&frame.dir, &name) else {
+            let Some((stat, kind, dir)) = examine(&frame.dir, name) else {
                 self.skipped = true;
                 continue;
             };
-            let path = join(&frame.path, &name);
+            path.clear();
+            path.extend_from_slice(&frame.path);
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(name.to_bytes());
             visitor(&Visited { dir: frame.dir.as_fd(), path: &path, stat: &stat });
             let was = self.meet(&mut frames, &path, &stat, kind);
             let Some(dir) = dir else { continue };
@@ -155,7 +187,7 @@ impl Walk<'_> {
             // The names still to visit in the directories around it count, too.
             let waiting: usize = frames.iter().map(|frame| frame.names.len()).sum();
             let most = (limits.names + 1).saturating_sub(visited + waiting as u64);
-            match Frame::new(dir, path, was, most) {
+            match Frame::new(dir, path.clone(), was, most) {
                 Ok(frame) => frames.push(frame),
                 Err(_) => self.complete = false,
             }
@@ -343,27 +375,32 @@ fn below_parent(lower: &Lower, frames: &mut [Frame]) -> Below {
 
 impl Frame {
     fn new(dir: OwnedFd, path: Vec<u8>, was: Option<Kind>, most: u64) -> Result<Self, Errno> {
-        let mut names: Vec<Box<[u8]>> = Vec::new();
+        let (mut text, mut places) = (Vec::new(), Vec::new());
         let mut buffer = [MaybeUninit::<u8>::uninit(); 32 << 10];
         let mut listing = RawDir::new(dir.as_fd(), &mut buffer);
         while let Some(entry) = listing.next() {
             let entry = entry?;
-            let name = entry.file_name().to_bytes();
-            if !matches!(name, b"." | b"..") {
-                names.push(name.into());
+            let name = entry.file_name();
+            if !matches!(name.to_bytes(), b"." | b"..") {
+                let start = text.len();
+                text.extend_from_slice(name.to_bytes_with_nul());
+                let place = |at: usize| u32::try_from(at).map_err(|_| Errno::NOBUFS);
+                places.push(place(start)?..place(text.len() - 1)?);
             }
             // More would not be visited anyway.
-            if names.len() as u64 > most {
+            if places.len() as u64 > most {
                 break;
             }
         }
-        names.sort_unstable_by(|one, two| two.cmp(one));
+        let name = |place: &Range<u32>| &text[place.start as usize..place.end as usize];
+        places.sort_unstable_by(|one, two| name(two).cmp(name(one)));
+        let names = DirNames { text, places };
         Ok(Self { dir, path, names, was, below: None })
     }
 }
 
 /// What a name is, and the directory if it is one; `None` if it is gone.
-fn examine(dir: &OwnedFd, name: &[u8]) -> Option<(Statx, Kind, Option<OwnedFd>)> {
+fn examine(dir: &OwnedFd, name: &CStr) -> Option<(Statx, Kind, Option<OwnedFd>)> {
     let stat = stat(dir, name)?;
     Some(match file_type(&stat) {
         FileType::Directory => {
@@ -379,7 +416,7 @@ fn examine(dir: &OwnedFd, name: &[u8]) -> Option<(Statx, Kind, Option<OwnedFd>)>
     })
 }
 
-fn stat(dir: &OwnedFd, name: &[u8]) -> Option<Statx> {
+fn stat<P: rustix::path::Arg>(dir: &OwnedFd, name: P) -> Option<Statx> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
     rustix::fs::statx(dir, name, flags, StatxFlags::BASIC_STATS).ok()
 }

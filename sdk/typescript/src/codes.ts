@@ -44,6 +44,9 @@ export class AlreadyAnsweredError extends ConflictError {}
 /** `ancestor_deleted`, 409. */
 export class AncestorDeletedError extends ConflictError {}
 
+/** `answer_link_not_valid`, 401. */
+export class AnswerLinkNotValidError extends AuthenticationError {}
+
 /** `approval_not_found`, 404. */
 export class ApprovalNotFoundError extends NotFoundError {}
 
@@ -410,6 +413,7 @@ export class WrongPlatformError extends BadRequestError {}
 export const BY_CODE: Record<string, typeof ApiError> = {
   already_answered: AlreadyAnsweredError,
   ancestor_deleted: AncestorDeletedError,
+  answer_link_not_valid: AnswerLinkNotValidError,
   approval_not_found: ApprovalNotFoundError,
   bad_image: BadImageError,
   bad_mount_point: BadMountPointError,

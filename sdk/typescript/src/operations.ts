@@ -117,6 +117,7 @@ export const OPERATIONS = {
   stop_sandbox: ["POST", "/v1/sandboxes/{name}/stop", true],
   stop_service: ["POST", "/v1/sandboxes/{name}/services/{service}/stop", false],
   summarize_connections: ["GET", "/v1/sandboxes/{name}/connections/summary", false],
+  take_artifacts: ["POST", "/v1/sandboxes/{name}/artifacts", false],
   test_webhook: ["POST", "/v1/webhooks/{id}/test", false],
   update_sandbox: ["PATCH", "/v1/sandboxes/{name}", false],
   update_webhook: ["PATCH", "/v1/webhooks/{id}", false],
@@ -247,6 +248,7 @@ export interface Answers {
   stop_sandbox: types.Stopped;
   stop_service: types.ServiceStatus;
   summarize_connections: types.NetworkSummary;
+  take_artifacts: undefined;
   test_webhook: types.WebhookDelivery;
   update_sandbox: types.Sandbox;
   update_webhook: types.Webhook;

@@ -323,6 +323,11 @@ export class Sandbox {
     return this.#call("promote_sandbox", { json: options });
   }
 
+  /** Chosen files that it made or changed since it was forked, as a tar: with links, owners and modes. */
+  async *artifacts(only: string[]): AsyncGenerator<Uint8Array, void> {
+    yield* download(await this.#transport.send("take_artifacts", { path: { name: this.name }, json: { only } }));
+  }
+
   /** Brings its changes into its origin, or into another sandbox. */
   merge(options: types.Merge = {}): Promise<types.Merged> {
     return this.#call("merge_sandbox", { json: options });

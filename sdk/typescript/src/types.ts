@@ -68,7 +68,7 @@ export interface Approval {
   asked_at: string;
   /** When it expires. */
   expires_at: string;
-  /** The id of the key that answered. */
+  /** Who answered: the id of a key, or `webhook:` and the id of the webhook whose receiver did. */
   answered_by?: string | null;
   /** When it was answered, or expired. */
   answered_at?: string | null;
@@ -430,6 +430,8 @@ export interface CreateWebhook {
   secret?: string | null;
   /** Whether private, loopback and link-local addresses may be dialled; needs an admin key. */
   allow_private?: boolean;
+  /** Whether the receiver may answer approvals: `approval.asked` then has a link, `answer_url`, that answers once without a key. Needs a key that may approve, and an address with `https://`, unless private addresses are allowed. */
+  answers?: boolean;
 }
 
 /** An image to customize: a default user, a home and `sudo` are added. */
@@ -2327,6 +2329,12 @@ export interface Suspect {
   because: Because;
 }
 
+/** Takes chosen files that a sandbox made or changed since it was forked. */
+export interface TakeArtifacts {
+  /** Globs of the paths; `/` is everything. */
+  only: string[];
+}
+
 /** The size of a terminal. */
 export interface TermSize {
   /** Columns. */
@@ -2477,6 +2485,8 @@ export interface UpdateWebhook {
   events?: string[] | null;
   /** Whether private addresses may be dialled; needs an admin key. */
   allow_private?: boolean | null;
+  /** Whether the receiver may answer approvals. `true`, and another address of a webhook that may, need a key that may approve, and end all links that were sent before. */
+  answers?: boolean | null;
   /** Whether anything is sent. One that is enabled again continues where it was. */
   enabled?: boolean | null;
 }
@@ -2513,6 +2523,10 @@ export interface Webhook {
   events: string[];
   /** Whether private, loopback and link-local addresses may be dialled. */
   allow_private: boolean;
+  /** Whether the receiver may answer approvals. */
+  answers?: boolean;
+  /** The id of the key that allowed that. Links work for as long as it may approve. */
+  answers_allowed_by?: string | null;
   /** How many secrets deliveries are signed with: 1, or 2 during a rotation. */
   secrets: number;
   /** When it was made. */

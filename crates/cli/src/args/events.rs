@@ -85,7 +85,7 @@ pub(crate) struct AuditFilterArgs {
     /// End time
     #[arg(long, value_name = "TIME")]
     pub(crate) until: Option<String>,
-    /// Show only what this key (id or label) did, or `system`, `agent` or `anonymous`
+    /// Show only what this key (id or label) did, or `system`, `agent`, `webhook` or `anonymous`
     #[arg(long, value_name = "ACTOR")]
     pub(crate) actor: Option<String>,
     /// Show only what was done to this: `sandbox/my-app`, or all of a kind: `secret`
@@ -105,6 +105,8 @@ pub(crate) enum WebhookCommand {
     /// Send events to an address, from now on
     Add {
         /// Where to send them: https://… or http://…
+        // Another id than that of the option for the server's address, which every command has.
+        #[arg(id = "address", value_name = "URL")]
         url: String,
         /// Kinds (`sandbox.stopped`), groups (`sandbox.*`) or `*` (repeatable, or separated by commas)
         #[arg(long, value_name = "KINDS", value_delimiter = ',', required = true)]
@@ -115,6 +117,9 @@ pub(crate) enum WebhookCommand {
         /// Allow private, loopback and link-local addresses; needs an admin key
         #[arg(long)]
         allow_private: bool,
+        /// Let the receiver answer approvals, with a link in each `approval.asked`; needs a key that may approve
+        #[arg(long)]
+        answers: bool,
     },
     /// List webhooks
     Ls,
@@ -137,7 +142,7 @@ pub(crate) enum WebhookCommand {
         #[arg(value_name = "WEBHOOK")]
         id: String,
         /// Where to send events
-        #[arg(long)]
+        #[arg(id = "to", long = "to", value_name = "URL")]
         url: Option<String>,
         /// Kinds, groups or `*`; replaces the list (repeatable, or separated by commas)
         #[arg(long, value_name = "KINDS", value_delimiter = ',')]
@@ -145,6 +150,9 @@ pub(crate) enum WebhookCommand {
         /// Whether private, loopback and link-local addresses are allowed; `true` needs an admin key
         #[arg(long, value_name = "BOOL")]
         allow_private: Option<bool>,
+        /// Whether the receiver may answer approvals; `true` needs a key that may approve, and ends links sent before
+        #[arg(long, value_name = "BOOL")]
+        answers: Option<bool>,
     },
     /// Replace the secret; deliveries are signed with both until the next rotation
     Rotate {

@@ -82,7 +82,7 @@ pub(crate) struct PromoteArgs {
     /// Only paths that match, as `keep merge --only` (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub(crate) only: Vec<String>,
-    /// Copy what --only names to DIR on this machine, and leave the origin alone
+    /// Unpack what --only names below DIR on this machine, with links, modes and times, and leave the origin alone
     #[arg(long, value_name = "DIR", requires = "only", conflicts_with = "expect_generation")]
     pub(crate) out: Option<PathBuf>,
     /// Put what --only names into a drive that no session writes to, and leave the origin alone

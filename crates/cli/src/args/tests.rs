@@ -60,6 +60,8 @@ fn valid_arguments() {
         "fork my-app try-a",
         "fork my-app --from snp-1 --start --tag attempt=b",
         "checkpoint my-app --label green",
+        "webhook add https://hooks.example.org/x --events approval.asked --answers",
+        "webhook set whk-1 --to https://hooks.example.org/x --answers false",
         "rollback my-app snp-1 --expect-generation 3",
         "ls --tag customer=acme --tag x=y --state running --class workspace",
         "list my- -q",
@@ -140,6 +142,20 @@ fn valid_arguments() {
         "version",
     ] {
         assert!(parse(line).is_ok(), "{line}: {:?}", parse(line).err());
+    }
+}
+
+/// Options of every command have names that no argument of a command has: it would be taken for them.
+#[test]
+fn the_address_of_a_webhook_is_not_that_of_the_server() {
+    for line in [
+        "webhook add https://hooks.example.org/x --events *",
+        "webhook set whk-1 --to https://hooks.example.org/x",
+        "--url http://127.0.0.1:1 webhook add https://hooks.example.org/x --events *",
+    ] {
+        let parsed = parse(line).unwrap();
+        let given = parsed.global.url.unwrap_or_default();
+        assert!(!given.contains("hooks.example.org"), "{line}: {given}");
     }
 }
 

@@ -142,7 +142,7 @@ pub(super) fn unpack(
     destination: &Path,
 ) -> io::Result<u64> {
     fs::create_dir_all(destination)?;
-    let mut archive = tar::Archive::new(Source { channel: source, rest: Bytes::new() });
+    let mut archive = tar::Archive::new(Source::new(source));
     let mut directories = Vec::new();
     let mut files = 0;
     for entry in archive.entries()? {
@@ -216,7 +216,7 @@ fn renamed(
     top: Option<&str>,
     pipe: impl Write,
 ) -> io::Result<()> {
-    let mut archive = tar::Archive::new(Source { channel: source, rest: Bytes::new() });
+    let mut archive = tar::Archive::new(Source::new(source));
     let mut builder = tar::Builder::new(pipe);
     let inside = |name: &Path| {
         below(name, top).ok_or_else(|| {
@@ -266,7 +266,7 @@ fn renamed(
 }
 
 /// The part of `name` below `top`; nothing if it is not below.
-fn below(name: &Path, top: Option<&str>) -> Option<PathBuf> {
+pub(super) fn below(name: &Path, top: Option<&str>) -> Option<PathBuf> {
     let mut parts = Vec::new();
     for part in name.components() {
         match part {
@@ -286,7 +286,7 @@ fn below(name: &Path, top: Option<&str>) -> Option<PathBuf> {
 }
 
 /// Makes the directories of `inner`, and never walks through a symlink to do so.
-fn make_inside(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
+pub(super) fn make_inside(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
     let mut at = destination.to_path_buf();
     for part in inner.components() {
         at.push(part);
@@ -303,13 +303,13 @@ fn make_inside(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
     Ok(at)
 }
 
-fn existing_place(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
+pub(super) fn existing_place(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
     let parent = make_inside(destination, inner.parent().unwrap_or(Path::new("")))?;
     Ok(parent.join(inner.file_name().unwrap_or_default()))
 }
 
 /// A place where nothing is, so that nothing is written through what was there.
-fn fresh_place(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
+pub(super) fn fresh_place(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
     let at = existing_place(destination, inner)?;
     match fs::remove_file(&at) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -318,9 +318,15 @@ fn fresh_place(destination: &Path, inner: &Path) -> io::Result<PathBuf> {
 }
 
 /// The reading end of a channel.
-struct Source {
+pub(super) struct Source {
     channel: mpsc::Receiver<io::Result<Bytes>>,
     rest: Bytes,
+}
+
+impl Source {
+    pub(super) fn new(channel: mpsc::Receiver<io::Result<Bytes>>) -> Self {
+        Self { channel, rest: Bytes::new() }
+    }
 }
 
 impl Read for Source {

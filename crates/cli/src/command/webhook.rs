@@ -18,10 +18,10 @@ const MOST: u64 = 1024;
 pub(super) async fn webhook(context: &Context, command: WebhookCommand) -> Result<(), Failure> {
     let (client, screen) = (&context.client, context.screen);
     match command {
-        WebhookCommand::Add { url, events, secret_stdin, allow_private } => {
+        WebhookCommand::Add { url, events, secret_stdin, allow_private, answers } => {
             let secret = secret_stdin.then(read_secret).transpose()?;
             let given = secret.is_some();
-            let request = CreateWebhook { url, events, secret, allow_private };
+            let request = CreateWebhook { url, events, secret, allow_private, answers };
             let made = client.create_webhook(&request).await?;
             screen.answer(&made, |made| new(made, given))
         }
@@ -43,9 +43,9 @@ pub(super) async fn webhook(context: &Context, command: WebhookCommand) -> Resul
                 )),
             }
         }
-        WebhookCommand::Set { id, url, events, allow_private } => {
+        WebhookCommand::Set { id, url, events, allow_private, answers } => {
             let events = Some(events).filter(|events| !events.is_empty());
-            let request = UpdateWebhook { url, events, allow_private, enabled: None };
+            let request = UpdateWebhook { url, events, allow_private, answers, enabled: None };
             let changed = client.update_webhook(&id, &request).await?;
             screen.answer(&changed, |changed| described(context, changed))
         }
@@ -129,6 +129,7 @@ fn described(context: &Context, webhook: &Webhook) -> String {
                 "private addresses",
                 if webhook.allow_private { "allowed" } else { "refused" }.to_owned(),
             ),
+            ("answers approvals", if webhook.answers { "yes" } else { "no" }.to_owned()),
             ("secrets", webhook.secrets.to_string()),
             ("created", webhook.created_at.clone()),
         ],

@@ -135,6 +135,7 @@ fn sandboxes_are_renamed_pruned_and_copied_between() {
     let read = |path: &str| std::fs::read_to_string(format!("{out}/{path}")).ok();
     assert_eq!(read("srv/dist/a.whl").as_deref(), Some("a\n"));
     assert_eq!((read("srv/dist/deep/b.whl").as_deref(), read("srv/c")), (Some("b\n"), None));
+    exact_out(&keep);
     keep.ok(["drive", "create", "wheels"]);
     let to = ["--only", "*.whl", "--to", "drive:wheels:/py"];
     let told = keep.ok([&["promote", "maker"][..], &to, &["--dry-run"]].concat());
@@ -190,4 +191,42 @@ fn a_patch_goes_into_a_repository_here() {
     assert_eq!((read("file"), read("more")), ("one\ntwo\n".to_owned(), "new\n".to_owned()));
     let all = keep.ok(["diff", "my-app", "try", "-p", "--git-dir", "--", "/work"]);
     assert!(all.contains("b/work/repo/.git/index"), "{all}");
+}
+
+/// Files leave a fork as they are in it, and the fork is not started for that.
+fn exact_out(keep: &Daemon) {
+    use std::os::unix::fs::MetadataExt as _;
+    keep.ok(["fork", "my-app", "exact"]);
+    keep.sh("exact", "mkdir -p /srv/exact/sub; cd /srv/exact; head -c 300000 /dev/urandom > a");
+    keep.sh("exact", "cd /srv/exact; ln a sub/b; ln -s ../a sub/c; ln -s /etc/passwd out");
+    keep.sh("exact", "cd /srv/exact; chown 1234:5678 a; chmod 4751 a; touch -t 200102030405 a");
+    keep.sh("exact", "cd /srv/exact; chmod 555 sub; touch -t 200203040506 sub");
+    let sums = keep.sh("exact", "cd /srv/exact; sha256sum < a");
+    keep.ok(["stop", "exact"]);
+    let before = keep.ok(["sessions", "exact"]);
+    let out = keep.scratch().join("exact");
+    std::fs::create_dir_all(out.join("srv/exact")).expect("a directory");
+    std::fs::write(out.join("srv/exact/a"), "from before").expect("a file");
+    std::fs::write(out.join("srv/exact/mine"), "mine").expect("a file");
+    let to = out.to_str().expect("a text");
+    let told = keep.ok(["promote", "exact", "--only", "/srv/exact", "--out", to]);
+    assert!(told.contains("/srv/exact/sub/b\n") && told.contains("4 files"), "{told}");
+    assert_eq!(keep.ok(["sessions", "exact"]), before, "it was not started");
+    let at = |path: &str| out.join("srv/exact").join(path).symlink_metadata().expect(path);
+    let a = at("a");
+    assert_eq!((a.ino(), a.nlink(), a.len()), (at("sub/b").ino(), 2, 300_000));
+    assert_eq!(a.mtime(), 981_173_100, "2001-02-03 04:05");
+    if rustix::process::geteuid().is_root() {
+        assert_eq!((a.uid(), a.gid(), a.mode() & 0o7777), (1234, 5678, 0o4751));
+    }
+    assert_eq!((at("sub").mode() & 0o777, at("sub").mtime()), (0o555, 1_015_218_360));
+    let link = |path: &str| std::fs::read_link(out.join("srv/exact").join(path)).expect(path);
+    assert_eq!((link("sub/c"), link("out")), ("../a".into(), "/etc/passwd".into()));
+    let content = std::fs::read(out.join("srv/exact/sub/b")).expect("a file");
+    let sum = format!("{}  -\n", hex::encode(<sha2::Sha256 as sha2::Digest>::digest(&content)));
+    assert_eq!(sum, sums);
+    assert_eq!(std::fs::read(out.join("srv/exact/mine")).expect("a file"), b"mine");
+    let json = keep.ok(["promote", "exact", "--only", "/nothing", "--out", to, "--json"]);
+    assert!(json.contains("\"files\": []") || json.contains("\"files\":[]"), "{json}");
+    keep.ok(["rm", "exact"]);
 }

@@ -227,6 +227,10 @@ pub enum Error {
     SeparateApprover,
     #[error("`allow_private` needs a key of scope `admin`")]
     PrivateWebhook,
+    #[error("`answers` needs a key that may approve")]
+    WebhookAnswers,
+    #[error("the link for this answer is not valid: {0}")]
+    AnswerLink(&'static str),
     #[error("other deliveries of project `{0}` are under way")]
     TooManyDeliveries(Name),
     #[error("snapshot `{snapshot}` is in use by {}", .holders.join(", "))]

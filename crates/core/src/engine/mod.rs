@@ -101,6 +101,7 @@ pub use governance::approvals::ApprovalFilter;
 pub use governance::runs::{Acceptance, RunFilter};
 pub use integrity::disk_probe::Unwell;
 pub use integrity::scrub::ScrubSettings;
+pub use lifecycle::lineage::artifacts::Artifacts;
 pub use lifecycle::why::Why;
 pub use network::policy::{ConnectionFilter, ConnectionHost, DestinationTraffic};
 pub use observe::events::{EventBatch, EventQuery, EventScope, EventStream};
@@ -131,7 +132,7 @@ pub use snapshots::trash::{InTrash, TrashItem};
 pub use tenancy::projects::Caller;
 pub use tenancy::secrets::SetSecret;
 pub use tenancy::token::PortPass;
-pub use webhooks::{CreateWebhook, UpdateWebhook, WebhookSettings, WebhookStatus};
+pub use webhooks::{AnswerLink, CreateWebhook, UpdateWebhook, WebhookSettings, WebhookStatus};
 
 pub use crate::model::{Method, OnDelete};
 pub use crate::store::{LeftOut, PatchOptions};

@@ -32,7 +32,7 @@ pub use activity::event::{
     EventSandbox, EventUsage,
 };
 pub use end::CommandEnd;
-pub use governance::approval::Approval;
+pub use governance::approval::{Answerer, Approval};
 pub use governance::run::{
     Run, RunAttempt, RunChange, RunDecision, RunEffect, RunPlace, RunRefused, RunSandbox, RunSpec,
 };
@@ -82,7 +82,8 @@ pub use storage::root::{Limits, MachineKey, RootFs, UidRange};
 pub use storage::snapshot::{Expiry, Method, Snapshot, SnapshotKind};
 
 pub use activity::webhook::{
-    Webhook, WebhookCursor, WebhookDelivery, WebhookDisabled, WebhookSecret, webhook_kinds,
+    Webhook, WebhookAnswers, WebhookCursor, WebhookDelivery, WebhookDisabled, WebhookSecret,
+    webhook_kinds,
 };
 
 pub use jiff::Timestamp;

@@ -361,5 +361,13 @@ async fn a_microvm_tells_what_its_commands_changed() {
     assert_eq!(changed, ((0, 1, 2), text(&["/work/b", "/work/d", "/work/d/a"])));
     engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
     assert_eq!(counts("rm /work/b").await, ((0, 0, 1), text(&["/work/b"])));
+    // What a process writes that a command left behind, and nobody looked at before the stop, is in the session's count.
+    let late = "(sleep 1; echo late > /work/late; sleep 100) > /dev/null 2>&1 < /dev/null &";
+    sh(&engine, "app", late).await;
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    engine.stop(&project(), &name("app"), Stop::default(), None).await.unwrap();
+    let sessions = engine.sessions(&project(), &name("app"), &Page::all()).await.unwrap().items;
+    let last = sessions[0].changes.expect("changes are recorded");
+    assert_eq!((last.created, last.deleted, last.complete), (1, 1, true), "{last:?}");
     engine.shutdown().await;
 }

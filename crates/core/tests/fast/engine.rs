@@ -439,3 +439,34 @@ async fn a_machine_that_dies_by_itself_is_sealed() {
     assert_eq!(keys.len(), 1);
     house.end(engine).await;
 }
+
+#[tokio::test]
+async fn a_command_whose_caller_leaves_while_it_is_started_is_followed_and_ended() {
+    let house = FakeHouse::new();
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.expect("it is made");
+    ok(&engine, "app", "echo up").await;
+    let argv = vec!["sleep".to_owned()];
+    // The caller leaves at any moment of the start.
+    for number in 0..60 {
+        let exec = Exec { argv: argv.clone(), ..Exec::default() };
+        let start = async { engine.exec(&project(), &name("app"), exec).await };
+        let within = Duration::from_micros(number * 40);
+        if let Ok(started) = tokio::time::timeout(within, start).await {
+            let id = started.expect("it starts").command.id;
+            engine.signal(&project(), &name("app"), &id, 9).await.expect("it is alive");
+        }
+    }
+    let begun = Instant::now();
+    loop {
+        let page = sandkeep_core::db::Page::all();
+        let all = engine.commands(&project(), &name("app"), &page).await.expect("a list").items;
+        let alive = all.iter().filter(|one| one.state == CommandState::Running).count();
+        if alive == 0 && all.len() > 1 {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{alive} are left of {}", all.len());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    house.end(engine).await;
+}

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests may panic as tests may
 
+mod answer_links;
 mod approvals;
 mod catalog;
 mod documents;

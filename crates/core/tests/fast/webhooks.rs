@@ -21,13 +21,13 @@ const SECRET: &str = "a secret of sixteen bytes or more";
 
 /// A request that a receiver got.
 #[derive(Debug, Clone)]
-struct Received {
+pub(super) struct Received {
     headers: BTreeMap<String, String>,
-    body: String,
+    pub(super) body: String,
 }
 
 impl Received {
-    fn kind(&self) -> &str {
+    pub(super) fn kind(&self) -> &str {
         &self.headers["sandkeep-event"]
     }
 
@@ -45,14 +45,14 @@ impl Received {
 type Answer = dyn Fn(&Received) -> Option<String> + Send + Sync;
 
 /// An HTTP server that answers as a test wants; `None` is no answer at all.
-struct Receiver {
+pub(super) struct Receiver {
     address: SocketAddr,
     received: Arc<Mutex<Vec<Received>>>,
     answer: Arc<Mutex<Arc<Answer>>>,
 }
 
 impl Receiver {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let received = Arc::new(Mutex::new(Vec::new()));
@@ -71,16 +71,16 @@ impl Receiver {
         *self.answer.lock() = Arc::new(answer);
     }
 
-    fn url(&self) -> String {
+    pub(super) fn url(&self) -> String {
         format!("http://{}/hook?token=1", self.address)
     }
 
-    fn all(&self) -> Vec<Received> {
+    pub(super) fn all(&self) -> Vec<Received> {
         self.received.lock().clone()
     }
 
-    /// Waits until `count` requests came.
-    async fn wait(&self, count: usize) -> Vec<Received> {
+    /// Waits until so many requests came.
+    pub(super) async fn wait(&self, count: usize) -> Vec<Received> {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(20) {
             if self.received.lock().len() >= count {
@@ -138,13 +138,14 @@ async fn serve(
 }
 
 /// A house whose webhooks are impatient.
-fn house() -> FakeHouse {
+pub(super) fn house() -> FakeHouse {
     let mut house = FakeHouse::new();
     house.settings.webhooks = WebhookSettings {
         timeout: Duration::from_millis(500),
         retry: Duration::from_millis(50),
         retry_at_latest: Duration::from_millis(200),
         give_up: Duration::from_secs(3600),
+        public_url: Some("https://keep.example.com/".to_owned()),
     };
     house
 }
@@ -155,7 +156,7 @@ async fn add(engine: &Engine, receiver: &Receiver, events: &[&str]) -> WebhookId
         events: events.iter().map(|one| (*one).to_owned()).collect(),
         secret: Some(SECRET.to_owned()),
         allow_private: true,
-        by: None,
+        ..CreateWebhook::default()
     };
     let (made, secret) = engine.create_webhook(&project(), create).await.unwrap();
     assert_eq!(*secret, SECRET);
@@ -279,7 +280,7 @@ async fn a_restart_in_the_middle_of_a_backlog_loses_nothing() {
                 events: vec!["sandbox.updated".to_owned()],
                 secret: Some(SECRET.to_owned()),
                 allow_private: true,
-                by: None,
+                ..CreateWebhook::default()
             };
             engine.create_webhook(&project(), create).await.unwrap().0.webhook.id
         })

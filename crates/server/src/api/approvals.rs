@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use sandkeep_client::types;
-use sandkeep_core::engine::{ApprovalFilter, AskRequest};
+use sandkeep_core::engine::{ApprovalFilter, AskRequest, Caller};
 use sandkeep_core::model::{self, ApprovalId, Name};
 
 use super::input::{Body, Params, PathParam, parsed};
@@ -91,25 +92,61 @@ pub(crate) async fn get(
     Ok(Json(approval_out(whole.unwrap_or(found))))
 }
 
-/// Answers an approval. Needs a key that may approve.
+/// Answers an approval. Needs a key that may approve, or the token of a link that a webhook got.
 #[utoipa::path(post, path = "/v1/approvals/{id}/answer", tag = "approvals", operation_id = "answer_approval",
-    params(("id" = String, Path, description = "The approval's id.")),
+    params(
+        ("id" = String, Path, description = "The approval's id."),
+        ("token" = Option<String>, Query, description = "The token of `answer_url` in the delivery of a webhook; no key is needed with it, and none is looked at."),
+    ),
     request_body = types::AnswerApproval,
     responses((status = 200, description = "The approval. If it was answered before, the answer is 409 `already_answered`.",
         body = types::Approval)))]
 pub(crate) async fn answer(
-    Approver(caller): Approver,
+    approver: LinkOrApprover,
     State(app): State<Arc<App>>,
     PathParam(id): PathParam<ApprovalId>,
-    params: Params,
+    mut params: Params,
     Body(request): Body<types::AnswerApproval>,
 ) -> ApiResult<types::Approval> {
+    params.all("token");
     params.end()?;
     let types::AnswerApproval { answer, comment } = request;
     audit::detail("answer", format!("{answer:?}").to_lowercase());
     let engine = app.engine.clone();
-    let work = async move { engine.answer_approval(&caller, &id, answer, comment).await };
+    let work = async move {
+        match approver {
+            LinkOrApprover::Approver(caller) => {
+                engine.answer_approval(&caller, &id, answer, comment).await
+            }
+            LinkOrApprover::Link(token) => {
+                engine.answer_by_link(&token, &id, answer, comment).await
+            }
+        }
+    };
     Ok(Json(approval_out(finish(&app, work).await?)))
+}
+
+/// Who answers an approval. As with keys, nothing else of a request is looked at before a link was.
+pub(crate) enum LinkOrApprover {
+    /// Somebody with the token of a link, which is good.
+    Link(String),
+    /// A caller that may approve.
+    Approver(Caller),
+}
+
+impl FromRequestParts<Arc<App>> for LinkOrApprover {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let mut params = Params::from_request_parts(parts, app).await?;
+        let Some(token) = params.text("token")? else {
+            let Approver(caller) = Approver::from_request_parts(parts, app).await?;
+            return Ok(Self::Approver(caller));
+        };
+        let PathParam(id) = PathParam::<ApprovalId>::from_request_parts(parts, app).await?;
+        let link = app.engine.answer_link(&token, &id)?;
+        audit::webhook(&link);
+        Ok(Self::Link(token))
+    }
 }
 
 pub(super) fn approval_out(approval: model::Approval) -> types::Approval {

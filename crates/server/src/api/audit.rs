@@ -33,7 +33,7 @@ const PIECE: usize = 200;
     params(
         ("since" = Option<String>, Query, description = "Only entries since a time (RFC 3339), or since how long ago (`10m`)."),
         ("until" = Option<String>, Query, description = "Only entries before a time, or before how long ago."),
-        ("actor" = Option<String>, Query, description = "Only what this key did, by id or label; or `key`, `system`, `agent`, `anonymous`."),
+        ("actor" = Option<String>, Query, description = "Only what this key did, by id or label; or `key`, `system`, `agent`, `webhook`, `anonymous`."),
         ("target" = Option<String>, Query, description = "Only what was done to this, like `sandbox/my-app`, or to all of a kind, like `secret`."),
         ("action" = Option<String>, Query, description = "Only this action (`sandbox.create`) or group of actions (`sandbox`)."),
         ("host" = Option<bool>, Query, description = "The host's log instead of the project's; needs an admin key."),

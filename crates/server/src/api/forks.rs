@@ -6,7 +6,8 @@ use std::time::Duration;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use sandkeep_client::types;
 use sandkeep_core::engine::{
@@ -186,6 +187,46 @@ pub(crate) async fn promote(
         deleted: deleted.into_iter().map(Into::into).collect(),
         failed: wire::failed_forks(failed),
     }))
+}
+
+/// Sends chosen files that a sandbox made or changed since it was forked, as a tar stream: with links, modes, owners, times and
+/// attributes. A running sandbox is checkpointed first; none is started.
+#[utoipa::path(post, path = "/v1/sandboxes/{name}/artifacts", tag = "forks", operation_id = "take_artifacts",
+    params(("name" = String, Path, description = "The sandbox's name.")),
+    request_body = types::TakeArtifacts,
+    responses((status = 200, description = "The tar stream. `Content-Length` is its exact length; `Sandkeep-Left-Out` is how many files it cannot hold: sockets, and names that begin with `.wh.`.", body = Raw, content_type = "application/x-tar"),
+        (status = 429, description = "The key has too many exports in progress: `too_many_concurrent_requests`.", body = types::ErrorAnswer),
+        (status = 503, description = "The server has too many exports in progress: `too_many_exports`.", body = types::ErrorAnswer)))]
+pub(crate) async fn artifacts(
+    Writer(caller): Writer,
+    State(app): State<Arc<App>>,
+    PathParam(name): PathParam<Name>,
+    params: Params,
+    JsonBody(request): JsonBody<types::TakeArtifacts>,
+) -> Result<Response, ApiError> {
+    params.end()?;
+    let permit = app.exporting.enter(&caller.key, app.limits.exports_per_key)?;
+    let _turn = turn(&app, &caller.project).await?;
+    let engine = app.engine.clone();
+    let work = async move { engine.artifacts(&caller.project, &name, request.only).await };
+    let artifacts = finish(&app, work).await?;
+    let (bytes, left_out) = (artifacts.bytes(), artifacts.left_out().count);
+    // Room for a few pieces: who sends waits when the caller is slow.
+    let (into, mut pieces) = mpsc::channel(4);
+    let work = app.tasks.spawn(async move {
+        let _permit = permit;
+        artifacts.send(into).await
+    });
+    let Some(first) = pieces.recv().await else {
+        work.await.map_err(|_| ApiError::internal())??;
+        return Err(ApiError::internal());
+    };
+    let headers = [
+        (CONTENT_TYPE, HeaderValue::from_static("application/x-tar")),
+        (CONTENT_LENGTH, HeaderValue::from(bytes)),
+        (HeaderName::from_static("sandkeep-left-out"), HeaderValue::from(left_out)),
+    ];
+    Ok((headers, stream::export(first, pieces, work)).into_response())
 }
 
 /// Puts chosen files that a sandbox made, changed or deleted since it was forked into a drive. All or nothing; repeated, it changes

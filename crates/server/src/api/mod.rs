@@ -280,6 +280,7 @@ fn stream_routes() -> Router<Arc<App>> {
         .route("/v1/diff", get(forks::diff))
         .route("/v1/diff/patch", get(forks::patch))
         .route("/v1/snapshots/{id}/export", get(snapshots::export))
+        .route("/v1/sandboxes/{name}/artifacts", post(forks::artifacts))
         .route("/v1/sandboxes/{name}/exec", post(exec::exec))
         .route("/v1/sandboxes/{name}/exec/ws", get(exec::web_socket))
         .route("/v1/sandboxes/{name}/commands/{id}", get(commands::get))

@@ -40,14 +40,19 @@ pub(crate) async fn create(
 ) -> Result<(StatusCode, Json<types::NewWebhook>), ApiError> {
     params.end()?;
     may_allow(&caller, request.allow_private)?;
-    let types::CreateWebhook { url, events, secret, allow_private } = request;
+    let types::CreateWebhook { url, events, secret, allow_private, answers } = request;
+    if answers && !caller.approve {
+        return Err(Error::WebhookAnswers.into());
+    }
     let by = Some(caller.key.clone());
-    let create = CreateWebhook { url, events, secret, allow_private, by };
+    let answers = answers.then(|| caller.key.clone());
+    let create = CreateWebhook { url, events, secret, allow_private, answers, by };
     let engine = app.engine.clone();
     let work = async move { engine.create_webhook(&caller.project, create).await };
     let (made, secret) = finish(&app, work).await?;
     audit::target("webhook", &made.webhook.id);
     audit::detail("host", host_of(&made.webhook.url));
+    audit::detail("answers", made.webhook.answers.is_some());
     let answer = types::NewWebhook { webhook: out(made), secret: secret.to_string() };
     Ok((StatusCode::CREATED, Json(answer)))
 }
@@ -80,12 +85,15 @@ pub(crate) async fn update(
 ) -> ApiResult<types::Webhook> {
     params.end()?;
     let may_allow_private = caller.scope == Scope::Admin;
-    let types::UpdateWebhook { url, events, allow_private, enabled } = request;
-    let change = UpdateWebhook { url, events, allow_private, enabled, may_allow_private };
+    let approver = caller.approve.then(|| caller.key.clone());
+    let types::UpdateWebhook { url, events, allow_private, answers, enabled } = request;
+    let change =
+        UpdateWebhook { url, events, allow_private, enabled, answers, may_allow_private, approver };
     let engine = app.engine.clone();
     let work = async move { engine.update_webhook(&caller.project, &id, change).await };
     let changed = finish(&app, work).await?;
     audit::detail("host", host_of(&changed.webhook.url));
+    audit::detail("answers", changed.webhook.answers.is_some());
     Ok(Json(out(changed)))
 }
 
@@ -159,6 +167,8 @@ fn out(status: WebhookStatus) -> types::Webhook {
         url: webhook.url,
         events: webhook.events,
         allow_private: webhook.allow_private,
+        answers: webhook.answers.is_some(),
+        answers_allowed_by: webhook.answers.map(|answers| answers.allowed_by.into()),
         secrets: u32::try_from(webhook.secrets.len()).unwrap_or(u32::MAX),
         created_at: webhook.created_at.to_string(),
         enabled: webhook.disabled.is_none(),

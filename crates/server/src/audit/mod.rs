@@ -25,9 +25,9 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use parking_lot::Mutex;
-use sandkeep_core::engine::Caller;
+use sandkeep_core::engine::{AnswerLink, Caller};
 use sandkeep_core::model::{
-    AuditActor, AuditFront, AuditOutcome, AuditRecord, KeyId, Name, Sandbox, now,
+    AuditActor, AuditFront, AuditOutcome, AuditRecord, KeyId, Name, Sandbox, WebhookId, now,
 };
 
 use crate::api::App;
@@ -50,6 +50,8 @@ struct KnownRequest {
     front: AuditFront,
     address: Option<String>,
     key: Option<KeyId>,
+    /// The webhook whose link it came with.
+    webhook: Option<WebhookId>,
     project: Option<Name>,
     action: Option<&'static str>,
     target: Option<String>,
@@ -63,6 +65,16 @@ pub(crate) fn caller(caller: &Caller) {
     with(|known| {
         known.key = Some(caller.key.clone());
         known.project = Some(caller.project.clone());
+    });
+}
+
+/// A caller came with a link that a webhook got.
+pub(crate) fn webhook(link: &AnswerLink) {
+    with(|known| {
+        known.webhook = Some(link.webhook.clone());
+        known.project = Some(link.project.clone());
+        known.detail.insert("webhook".to_owned(), link.webhook.to_string());
+        known.detail.insert("allowed_by".to_owned(), link.allowed_by.to_string());
     });
 }
 
@@ -151,9 +163,10 @@ impl Later {
 impl KnownRequest {
     fn record(self, app: &App, action: &str, outcome: AuditOutcome) -> AuditRecord {
         let label = self.key.as_ref().and_then(|key| app.engine.key_label(key));
-        let actor = match self.key {
-            Some(_) => AuditActor::Key,
-            None => AuditActor::Anonymous,
+        let actor = match (&self.key, &self.webhook) {
+            (Some(_), _) => AuditActor::Key,
+            (None, Some(_)) => AuditActor::Webhook,
+            (None, None) => AuditActor::Anonymous,
         };
         AuditRecord {
             at: now(),
@@ -263,6 +276,7 @@ impl AskedRoute {
             front,
             address: peer.map(|peer| peer.to_canonical().to_string()),
             key: None,
+            webhook: None,
             project: None,
             action: None,
             target: None,
@@ -315,7 +329,7 @@ impl AskedRoute {
             known.target = self.target(rule.target);
         }
         self.choose_project(app, &mut known, rule.recorded, outcome);
-        let is_anonymous = known.key.is_none() && !is_gateway;
+        let is_anonymous = known.key.is_none() && known.webhook.is_none() && !is_gateway;
         let mut record = known.record(app, action, outcome);
         record.status = status.map(|status| status.as_u16());
         record.code = code;

@@ -118,6 +118,7 @@ const API: &[RouteLine] = &[
     ("GET", "/v1/sandboxes/{name}", No, "", ""),
     ("PATCH", "/v1/sandboxes/{name}", Synced, "sandbox.update", "sandbox/{name}"),
     ("DELETE", "/v1/sandboxes/{name}", Change, "sandbox.delete", "sandbox/{name}"),
+    ("POST", "/v1/sandboxes/{name}/artifacts", Change, "sandbox.artifacts", "sandbox/{name}"),
     ("POST", "/v1/sandboxes/{name}/start", Change, "sandbox.start", "sandbox/{name}"),
     ("POST", "/v1/sandboxes/{name}/stop", Change, "sandbox.stop", "sandbox/{name}"),
     ("POST", "/v1/sandboxes/{name}/pause", Change, "sandbox.pause", "sandbox/{name}"),

@@ -156,6 +156,15 @@ async fn a_command_is_started_once_for_its_idempotency_key() {
 
     let other = json!({"argv": ["/bin/true"]});
     assert_eq!(exec_once(&served, "a", &other).await.unwrap_err(), "idempotency_key_reused");
+    // A key that was replaced between two attempts makes no other call of it.
+    let request = served
+        .request(Method::POST, "/v1/sandboxes/box/exec", &served.admin)
+        .header("content-type", "application/json")
+        .header("idempotency-key", "a")
+        .body(Full::new(Bytes::from(body.to_string())))
+        .unwrap();
+    let again = lines(&read(served.send(request).await).await.body);
+    assert_eq!(again[0]["command"]["id"], one[0]["command"]["id"]);
     assert_ne!(exec_once(&served, "b", &body).await.unwrap()[0]["command"], one[0]["command"]);
     let missing = json!({"argv": ["/no/such"]});
     for _ in 0..2 {

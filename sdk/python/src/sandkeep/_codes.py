@@ -19,6 +19,7 @@ __all__ = [
     "UnavailableError",
     "AlreadyAnsweredError",
     "AncestorDeletedError",
+    "AnswerLinkNotValidError",
     "ApprovalNotFoundError",
     "BadImageError",
     "BadMountPointError",
@@ -197,6 +198,10 @@ class AlreadyAnsweredError(ConflictError):
 
 class AncestorDeletedError(ConflictError):
     """`ancestor_deleted`, 409."""
+
+
+class AnswerLinkNotValidError(AuthenticationError):
+    """`answer_link_not_valid`, 401."""
 
 
 class ApprovalNotFoundError(NotFoundError):
@@ -686,6 +691,7 @@ class WrongPlatformError(BadRequestError):
 BY_CODE: dict[str, type[ApiError]] = {
     "already_answered": AlreadyAnsweredError,
     "ancestor_deleted": AncestorDeletedError,
+    "answer_link_not_valid": AnswerLinkNotValidError,
     "approval_not_found": ApprovalNotFoundError,
     "bad_image": BadImageError,
     "bad_mount_point": BadMountPointError,

@@ -131,6 +131,7 @@ OPERATIONS: dict[str, Operation] = {
     "stop_sandbox": Operation("POST", "/v1/sandboxes/{name}/stop", True, "Stopped"),
     "stop_service": Operation("POST", "/v1/sandboxes/{name}/services/{service}/stop", False, "ServiceStatus"),
     "summarize_connections": Operation("GET", "/v1/sandboxes/{name}/connections/summary", False, "NetworkSummary"),
+    "take_artifacts": Operation("POST", "/v1/sandboxes/{name}/artifacts", False, "bytes"),
     "test_webhook": Operation("POST", "/v1/webhooks/{id}/test", False, "WebhookDelivery"),
     "update_sandbox": Operation("PATCH", "/v1/sandboxes/{name}", False, "Sandbox"),
     "update_webhook": Operation("PATCH", "/v1/webhooks/{id}", False, "Webhook"),

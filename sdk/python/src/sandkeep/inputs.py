@@ -174,6 +174,8 @@ class CreateWebhook(TypedDict, total=False):
     """What deliveries are signed with, 16 to 256 bytes; made up if absent."""
     allow_private: bool
     """Whether private, loopback and link-local addresses may be dialled; needs an admin key."""
+    answers: bool
+    """Whether the receiver may answer approvals: `approval.asked` then has a link, `answer_url`, that answers once without a key. Needs a key that may approve, and an address with `https://`, unless private addresses are allowed."""
 
 CustomizeRequest = TypedDict(
     "CustomizeRequest",
@@ -835,6 +837,13 @@ class Stop(TypedDict, total=False):
     """Keep files that a failing disk put in doubt (`sync_failed`) as they can be read now."""
 
 
+class TakeArtifacts(TypedDict, total=False):
+    """Takes chosen files that a sandbox made or changed since it was forked."""
+
+    only: Required[Sequence[str]]
+    """Globs of the paths; `/` is everything."""
+
+
 class TermSize(TypedDict, total=False):
     """The size of a terminal."""
 
@@ -912,6 +921,8 @@ class UpdateWebhook(TypedDict, total=False):
     """Which events."""
     allow_private: bool | None
     """Whether private addresses may be dialled; needs an admin key."""
+    answers: bool | None
+    """Whether the receiver may answer approvals. `true`, and another address of a webhook that may, need a key that may approve, and end all links that were sent before."""
     enabled: bool | None
     """Whether anything is sent. One that is enabled again continues where it was."""
 

@@ -58,7 +58,7 @@ class Approval:
     expires_at: str
     """When it expires."""
     answered_by: str | None = None
-    """The id of the key that answered."""
+    """Who answered: the id of a key, or `webhook:` and the id of the webhook whose receiver did."""
     answered_at: str | None = None
     """When it was answered, or expired."""
     comment: str
@@ -2187,6 +2187,10 @@ class Webhook:
     """Which events."""
     allow_private: bool
     """Whether private, loopback and link-local addresses may be dialled."""
+    answers: bool = False
+    """Whether the receiver may answer approvals."""
+    answers_allowed_by: str | None = None
+    """The id of the key that allowed that. Links work for as long as it may approve."""
     secrets: int
     """How many secrets deliveries are signed with: 1, or 2 during a rotation."""
     created_at: str

@@ -1,11 +1,13 @@
 //! Approvals: ask, list, answer.
 
 use crate::db::{Page, Paged};
-use crate::engine::governance::approvals::{ApprovalFilter, ToAsk};
+use crate::engine::governance::approvals::{AnsweredBy, ApprovalFilter, ToAsk};
 use crate::engine::governance::runs::place;
-use crate::engine::{Caller, Engine, Result};
+use crate::engine::webhooks::AnswerLink;
+use crate::engine::{Caller, Engine, Error, Result};
 use crate::model::{
-    Approval, ApprovalAnswer, ApprovalId, ApprovalSource, ApprovalSubject, Name, Span,
+    Answerer, Approval, ApprovalAnswer, ApprovalId, ApprovalSource, ApprovalSubject, Name, Scope,
+    Span,
 };
 
 /// A question of a caller.
@@ -26,7 +28,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::TooManyApprovals`](crate::engine::Error::TooManyApprovals) when too many wait already.
+    /// Returns [`Error::TooManyApprovals`] when too many wait already.
     pub async fn ask_approval(
         &self,
         caller: &Caller,
@@ -54,7 +56,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NoApproval`](crate::engine::Error::NoApproval) when the project has none of that id.
+    /// Returns [`Error::NoApproval`] when the project has none of that id.
     pub fn approval(&self, project: &Name, id: &ApprovalId) -> Result<Approval> {
         self.parts.runs.approvals.get(project, id)
     }
@@ -78,7 +80,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Invalid`](crate::engine::Error::Invalid) for a cursor that is none.
+    /// Returns [`Error::Invalid`] for a cursor that is none.
     pub fn approvals(
         &self,
         project: &Name,
@@ -92,9 +94,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::ApprovalAnswered`](crate::engine::Error::ApprovalAnswered) when it does not wait any more, and
-    /// [`Error::SeparateApprover`](crate::engine::Error::SeparateApprover) when the answer has to
-    /// come from another key.
+    /// Returns [`Error::ApprovalAnswered`] when it does not wait any more, and
+    /// [`Error::SeparateApprover`] when somebody else has to answer.
     pub async fn answer_approval(
         &self,
         caller: &Caller,
@@ -102,10 +103,58 @@ impl Engine {
         answer: ApprovalAnswer,
         comment: String,
     ) -> Result<Approval> {
+        let who = Answerer::Key(caller.key.clone());
+        let by = AnsweredBy { project: caller.project.clone(), who, key: caller.key.clone() };
+        self.answer_as(&by, id, answer, comment).await
+    }
+
+    /// Whose link this token is: one that a webhook got for this approval.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::AnswerLink`] when it is nobody's, or not any more.
+    pub fn answer_link(&self, token: &str, id: &ApprovalId) -> Result<AnswerLink> {
+        let link = self.parts.webhooks.answer_link(token, id)?;
+        let key = self.parts.tenancy.key(&link.allowed_by);
+        let may = key.is_some_and(|(home, key)| {
+            key.scope == Scope::Admin || (key.approve && home == link.project)
+        });
+        if !may {
+            return Err(Error::AnswerLink(
+                "the key that allowed the webhook to answer was revoked, has expired or may not approve any more",
+            ));
+        }
+        Ok(link)
+    }
+
+    /// Answers an approval with a link that a webhook got. The link works until the approval is answered or expires.
+    ///
+    /// # Errors
+    ///
+    /// As [`answer_approval`](Self::answer_approval) and [`answer_link`](Self::answer_link).
+    pub async fn answer_by_link(
+        &self,
+        token: &str,
+        id: &ApprovalId,
+        answer: ApprovalAnswer,
+        comment: String,
+    ) -> Result<Approval> {
+        let AnswerLink { webhook, project, allowed_by } = self.answer_link(token, id)?;
+        let by = AnsweredBy { project, who: Answerer::Webhook(webhook), key: allowed_by };
+        self.answer_as(&by, id, answer, comment).await
+    }
+
+    async fn answer_as(
+        &self,
+        by: &AnsweredBy,
+        id: &ApprovalId,
+        answer: ApprovalAnswer,
+        comment: String,
+    ) -> Result<Approval> {
         let runs = &self.parts.runs;
-        let approval = runs.approvals.get(&caller.project, id)?;
-        let run = approval.run.and_then(|run| runs.get(&caller.project, &run).ok());
+        let approval = runs.approvals.get(&by.project, id)?;
+        let run = approval.run.and_then(|run| runs.get(&by.project, &run).ok());
         let starter = run.map(|run| run.by);
-        runs.approvals.answer(caller, id, answer, comment, starter.as_ref()).await
+        runs.approvals.answer(by, id, answer, comment, starter.as_ref()).await
     }
 }

@@ -50,7 +50,8 @@ impl Engine {
         check(&exec)?;
         let sandbox = self.parts.lifecycle.find(project, name).await?;
         // What it gets as input and environment may be secret, and is not kept for a day in the index.
-        let asked = format!("{} {exec:?}", sandbox.id);
+        // A retry with another key, because the first was replaced, is the same call.
+        let asked = format!("{} {:?}", sandbox.id, Exec { by: None, ..exec.clone() });
         let asked = format!("exec {}", hex::encode(Sha256::digest(asked)));
         let tenancy = &self.parts.tenancy;
         let (_starting, id) = tenancy.decide_once(project, key, asked, CommandId::fresh).await?;

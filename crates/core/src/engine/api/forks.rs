@@ -9,8 +9,8 @@ use crate::db::{Filter, Page};
 use crate::engine::error::error_chain;
 use crate::engine::lifecycle::lineage::points::ResolvedPoint;
 use crate::engine::{
-    Delete, DiffRequest, Difference, Engine, Error, ForkFailed, ForkInTree, MergeRequest, Merged,
-    PatchOptions, Promote, Promoted, Result,
+    Artifacts, Delete, DiffRequest, Difference, Engine, Error, ForkFailed, ForkInTree,
+    MergeRequest, Merged, PatchOptions, Promote, Promoted, Result,
 };
 use crate::model::{
     BroughtBack, ForkFate, Name, OnAccept, Point, Sandbox, SandboxId, Snapshot, SnapshotId,
@@ -64,6 +64,22 @@ impl Engine {
         let patch = store.prepare_patch(&from.layers, &to.layers, options, how).await?;
         drop(turn);
         Ok(store.send_patch(patch, into).await?)
+    }
+
+    /// Gets what a sandbox changed since its base, of the paths that match, ready to be sent as a tar stream. A running sandbox
+    /// is checkpointed first; none is started.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Invalid`] for globs that are none, and [`Error::FilesNotReadable`] for a sandbox whose files only
+    /// its own kernel can read.
+    pub async fn artifacts(
+        &self,
+        project: &Name,
+        name: &Name,
+        only: Vec<String>,
+    ) -> Result<Artifacts> {
+        self.parts.lifecycle.artifacts(project, name, only).await
     }
 
     async fn both_points(

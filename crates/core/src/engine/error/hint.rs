@@ -95,6 +95,12 @@ impl Error {
             }
             Self::SeparateApprover => "use the key of somebody else".to_owned(),
             Self::PrivateWebhook => "an admin can do it for the project, or give a public address".to_owned(),
+            Self::WebhookAnswers => {
+                "an admin may; `keep key create LABEL --scope write --approve` makes such a key for others".to_owned()
+            }
+            Self::AnswerLink(_) => {
+                "answer with a key that may approve: `keep approvals approve`, or POST /v1/approvals/{id}/answer".to_owned()
+            }
             Self::TooManyDeliveries(_) => "try again in a moment; `keep webhook show` lists the last deliveries".to_owned(),
             Self::Store(StoreError::DiffTooLarge { .. }) => "compare fewer paths: name files or directories".to_owned(),
             Self::Store(StoreError::ExportTooLarge { .. }) => {

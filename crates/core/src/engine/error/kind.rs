@@ -50,7 +50,7 @@ impl Error {
             | Self::AbsentDriver { .. }
             | Self::NoStdin(_)
             | Self::StdinGap { .. } => ErrorKind::Invalid,
-            Self::BadKey => ErrorKind::Unauthorized,
+            Self::BadKey | Self::AnswerLink(_) => ErrorKind::Unauthorized,
             Self::NoSandbox(_)
             | Self::NotInTrash(_)
             | Self::NoSnapshot(_)
@@ -67,9 +67,10 @@ impl Error {
             | Self::NoRun(_)
             | Self::NoApproval(_)
             | Self::NoKey(_) => ErrorKind::NotFound,
-            Self::NotApproved { .. } | Self::SeparateApprover | Self::PrivateWebhook => {
-                ErrorKind::Forbidden
-            }
+            Self::NotApproved { .. }
+            | Self::SeparateApprover
+            | Self::PrivateWebhook
+            | Self::WebhookAnswers => ErrorKind::Forbidden,
             Self::TooManyRuns { .. }
             | Self::TooManyApprovals { .. }
             | Self::TooManyDeliveries(_) => ErrorKind::TooMany,

@@ -132,7 +132,7 @@ impl Lifecycle {
             }
         }
         slot.set_live(None);
-        let down = self.stop_machine(live.as_deref(), sandbox, keep, answers).await;
+        let down = self.stop_machine(live.as_ref(), sandbox, keep, answers).await;
         step("seal.powered_down");
         if let Some(live) = &live {
             self.network.disconnect_session(live, session.as_mut()).await;
@@ -305,7 +305,7 @@ impl Lifecycle {
     /// Ends all processes and frees what the machine held: politely first, unless the agent is known not to answer.
     async fn stop_machine(
         &self,
-        live: Option<&RunningSandbox>,
+        live: Option<&Arc<RunningSandbox>>,
         sandbox: &Sandbox,
         keep: bool,
         answers: bool,
@@ -320,6 +320,8 @@ impl Lifecycle {
                 self.integrity.limits.drain_writes(live, false).await;
                 step("seal.quiet");
                 live.commands_recorded(Duration::from_secs(1)).await;
+                self.sessions.look_before_end(live).await;
+                step("seal.last_look");
                 self.machines.hand_over(live, sandbox, keep).await
             };
             if let Err(error) = handed.await {

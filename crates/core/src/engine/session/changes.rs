@@ -48,6 +48,9 @@ const RECORD_WAITS: Duration = Duration::from_millis(20);
 const SHOWN_WAITS: Duration = Duration::from_millis(50);
 /// How long a request for the changes of a command waits for its look.
 const READER_WAITS: Duration = Duration::from_secs(5);
+/// How long the end of a microVM waits for the last look at its files. There is nothing to wait for unless something may have been
+/// written since the look before.
+const END_WAITS: Duration = Duration::from_millis(100);
 /// How many looks are under way at a time.
 pub(in crate::engine) const LOOKS_AT_ONCE: usize = 2;
 
@@ -265,6 +268,24 @@ impl Sessions {
         let mut looks = live.changes.looks();
         self.look_soon(&live);
         let _ = tokio::time::timeout(SHOWN_WAITS, looks.changed()).await;
+    }
+
+    /// Nothing but the agent is left in a machine that is about to end. One that looks at its files itself does so for the last time:
+    /// what processes wrote until now is in the session's count then. If that takes longer, the count says that it is not complete.
+    pub(in crate::engine) async fn look_before_end(self: &Arc<Self>, live: &Arc<RunningSandbox>) {
+        let looks_itself = live.driver.relayer().is_none();
+        if !looks_itself || !self.context.settings.record_changes || !live.changes.may_have_more() {
+            return;
+        }
+        let (this, live) = (Arc::clone(self), Arc::clone(live));
+        // A task: a look that was begun is brought to its end.
+        let look = self.context.tasks.spawn(async move {
+            let _one = live.changes.looking.lock().await;
+            if live.changes.may_have_more() {
+                this.look(&live).await;
+            }
+        });
+        let _ = tokio::time::timeout(END_WAITS, look).await;
     }
 
     /// Puts the end of a session on record, with what was changed in it. Where something may have been changed since the last look,

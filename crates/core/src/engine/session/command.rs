@@ -17,6 +17,7 @@ use crate::engine::running::stdin::StdinHandle;
 use crate::engine::running::tracked::Tracked;
 use crate::engine::session::Sessions;
 use crate::engine::session::log::{LogReader, LogStream, Piece};
+use crate::engine::session::starting::StartingCommand;
 use crate::engine::tenancy::secrets::{Given, check_inject};
 use crate::engine::{Error, ErrorKind, Result, WakeMode};
 use crate::guest::GuestError;
@@ -299,12 +300,14 @@ impl Sessions {
             return Err(error);
         }
         crate::failpoint::pass("exec.recorded");
+        let starting = StartingCommand::of(self, live, exec, &record);
         self.before_start(live, &record.id).await;
         let asked = Asked::of(live);
         let process = match asked.heard(guest.spawn(spawn).await) {
             Ok(process) => process,
             Err(error @ GuestError::Refused { .. }) => {
                 // It never ran, so it is on no record.
+                starting.over();
                 live.changes.never_started(&record.id);
                 self.accounts.expect_no_more(&record);
                 let key = RecordKey::Command(&record.sandbox, &record.id);
@@ -315,6 +318,7 @@ impl Sessions {
                 // It is unknown whether it runs. Its tracker finds out when the agent answers.
                 tracing::warn!(command = %record.id, %error, "the agent did not say whether a command was started; it will be asked again");
                 let hold = service.is_none().then_some(hold);
+                starting.over();
                 let tracked = self.adopt_held(live, record, hold).await;
                 if service.is_none() {
                     return Err(error.into());
@@ -330,6 +334,7 @@ impl Sessions {
         let caller = (!exec.detach).then_some(sender);
         let with_stdin = exec.stdin || exec.tty.is_some();
         let hold = service.is_none().then_some(hold);
+        starting.over();
         let tracked = self.track(live, record, Some(process), log, None, caller, with_stdin, hold);
         let log = self.store.log_path(&sandbox.id, &tracked.id());
         let events = if exec.detach {

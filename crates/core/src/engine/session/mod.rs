@@ -12,6 +12,7 @@ pub(in crate::engine) mod resume_commands;
 pub(in crate::engine) mod retention;
 pub(in crate::engine) mod services;
 pub(in crate::engine) mod sessions;
+mod starting;
 pub(in crate::engine) mod tracker;
 
 use std::sync::Arc;

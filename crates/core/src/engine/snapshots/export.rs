@@ -19,12 +19,17 @@ use crate::engine::{Error, Result};
 use crate::model::{ImageConfig, LayerId, Snapshot};
 use crate::store::{Exported, LayerHold, LeftOut, Store, StoreError};
 
-/// How many exports the server has in progress at most, of all callers.
-const MOST_EXPORTS: usize = 16;
+/// How many exports the server has in progress at the most, of all callers.
+pub(in crate::engine) const MOST_EXPORTS: usize = 16;
 static EXPORTS: Semaphore = Semaphore::const_new(MOST_EXPORTS);
 
 /// How long the receiver of a stream may take for one piece.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Takes the right to export something, if there is one left.
+pub(in crate::engine) fn export_turn() -> Option<SemaphorePermit<'static>> {
+    EXPORTS.try_acquire().ok()
+}
 
 /// A snapshot that is ready to be sent.
 #[derive(Debug)]
@@ -44,7 +49,7 @@ impl SnapshotExport {
         snapshot: &Snapshot,
         hold: LayerHold,
     ) -> Result<Self> {
-        let turn = EXPORTS.try_acquire().map_err(|_| Error::TooManyExports(MOST_EXPORTS))?;
+        let turn = export_turn().ok_or(Error::TooManyExports(MOST_EXPORTS))?;
         let unwanted = CancellationToken::new();
         let _unwanted_on_drop = unwanted.clone().drop_guard();
         let (mut blobs, mut left_out) = (Vec::new(), LeftOut::default());
@@ -86,8 +91,8 @@ impl SnapshotExport {
     }
 }
 
-/// Discards bytes, until no caller waits for the sum any more.
-struct WhileWanted(CancellationToken);
+/// Takes bytes and keeps none, until nobody waits for the sum any more.
+pub(in crate::engine) struct WhileWanted(pub(in crate::engine) CancellationToken);
 
 impl Write for WhileWanted {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

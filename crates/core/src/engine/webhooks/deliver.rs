@@ -155,7 +155,10 @@ impl Delivering {
             let has_room = self.backlog.is_empty() && self.queued.len() < WINDOW;
             tokio::select! {
                 batch = self.stream.next(), if has_room => match batch? {
-                    Some(batch) => self.take(batch),
+                    Some(batch) => {
+                        let Some(webhooks) = this.upgrade() else { return Ok(None) };
+                        self.take(&webhooks, batch);
+                    }
                     // The daemon goes down.
                     None => return Ok(None),
                 },
@@ -175,7 +178,7 @@ impl Delivering {
     }
 
     /// Takes what was read.
-    fn take(&mut self, batch: EventBatch) {
+    fn take(&mut self, webhooks: &Webhooks, batch: EventBatch) {
         if batch.missed {
             let first = batch.events.first().map_or(batch.cursor.0, |event| event.id.0 - 1);
             let missed = sandkeep_types::Event {
@@ -192,7 +195,10 @@ impl Delivering {
         for event in batch.events.into_iter().filter(|event| !done.contains(&event.id)) {
             let lane = event.sandbox.as_ref().map(|sandbox| sandbox.id.clone());
             let id = event.id;
-            self.backlog.push_back((lane, outgoing(id, &event.into())));
+            let link = webhooks.link_in(&self.hook.webhook, &event.change);
+            let mut event: sandkeep_types::Event = event.into();
+            event.data.extend(link.map(|link| ("answer_url".to_owned(), link.into())));
+            self.backlog.push_back((lane, outgoing(id, &event)));
         }
         self.advance();
     }

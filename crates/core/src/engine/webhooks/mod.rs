@@ -12,8 +12,9 @@
 //!   sandbox's, and not the others', for as long as [`WINDOW`] has room.
 //! - What fails is tried again, later and later. After [`WebhookSettings::give_up`] the webhook is disabled, which is an event.
 //!
-//! `deliver` sends and follows, `sign` makes the signature. `net/post.rs` decides which addresses are dialled.
+//! `deliver` sends and follows, `sign` makes the signature, `answers` the links with which receivers answer approvals. `net/post.rs` decides which addresses are dialled.
 
+mod answers;
 mod deliver;
 mod sign;
 
@@ -29,6 +30,8 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
+pub use self::answers::AnswerLink;
+use self::answers::check_answers;
 use crate::engine::context::Context;
 use crate::engine::context::damage::DamageKind;
 use crate::engine::{Error, Result};
@@ -62,6 +65,8 @@ pub struct WebhookSettings {
     pub retry_at_latest: Duration,
     /// How long deliveries may fail before the webhook is disabled.
     pub give_up: Duration,
+    /// Where this server is reached from outside, for links in deliveries; if absent, links have a path only.
+    pub public_url: Option<String>,
 }
 
 impl Default for WebhookSettings {
@@ -71,6 +76,7 @@ impl Default for WebhookSettings {
             retry: Duration::from_secs(2),
             retry_at_latest: Duration::from_secs(3600),
             give_up: Duration::from_secs(24 * 3600),
+            public_url: None,
         }
     }
 }
@@ -86,6 +92,8 @@ pub struct CreateWebhook {
     pub secret: Option<String>,
     /// Whether private addresses may be dialled.
     pub allow_private: bool,
+    /// The key that allows its receiver to answer approvals, if one does. It is one that may approve.
+    pub answers: Option<KeyId>,
     /// The key it is made with.
     pub by: Option<KeyId>,
 }
@@ -101,8 +109,12 @@ pub struct UpdateWebhook {
     pub allow_private: Option<bool>,
     /// Whether anything is sent.
     pub enabled: Option<bool>,
-    /// Whether the caller that changes it may allow private addresses.
+    /// Whether its receiver may answer approvals.
+    pub answers: Option<bool>,
+    /// Whether whoever changes it may decide that private addresses are dialled.
     pub may_allow_private: bool,
+    /// The key of whoever changes it, if it may approve.
+    pub approver: Option<KeyId>,
 }
 
 /// A webhook, and how far it has come.
@@ -261,12 +273,17 @@ impl Webhooks {
             url: create.url,
             events: create.events,
             allow_private: create.allow_private,
+            answers: None,
             secrets: Vec::new(),
             created_at: now(),
             created_by: create.by,
             disabled: None,
         };
         self.add_secret(&mut webhook, &secret)?;
+        if let Some(by) = create.answers {
+            self.allow_answers(&mut webhook, by)?;
+            check_answers(&webhook)?;
+        }
         let cursor = fresh_cursor(&webhook);
         // The cursor first: with one, a webhook that is on disk begins where it was made.
         self.context.store.write(&cursor, Durability::Synced).await?;
@@ -291,6 +308,7 @@ impl Webhooks {
         if allows && !change.may_allow_private {
             return Err(Error::PrivateWebhook);
         }
+        self.change_answers(&mut webhook, &change)?;
         if let Some(url) = change.url {
             check_url(&url)?;
             webhook.url = url;
@@ -300,6 +318,7 @@ impl Webhooks {
             webhook.events = events;
         }
         webhook.allow_private = change.allow_private.unwrap_or(webhook.allow_private);
+        check_answers(&webhook)?;
         match change.enabled {
             Some(true) => {
                 webhook.disabled = None;

@@ -66,6 +66,8 @@ pub enum AuditActor {
     System,
     /// A process in a sandbox.
     Agent,
+    /// The receiver of a webhook, with a link that was sent to it.
+    Webhook,
     /// A caller without a valid key.
     Anonymous,
 }
@@ -197,7 +199,7 @@ pub struct AuditFilter {
     pub since: Option<Timestamp>,
     /// Before this time.
     pub until: Option<Timestamp>,
-    /// By the key of this id or label, or by `system`, `agent` or `anonymous`.
+    /// By the key of this id or label, or by `system`, `agent`, `webhook` or `anonymous`.
     pub actor: Option<String>,
     /// Done to this target, or to something below it: `sandbox` or `sandbox/my-app`.
     pub target: Option<String>,
@@ -229,6 +231,7 @@ fn is_by(record: &AuditRecord, wanted: &str) -> bool {
         AuditActor::Key => "key",
         AuditActor::System => "system",
         AuditActor::Agent => "agent",
+        AuditActor::Webhook => "webhook",
         AuditActor::Anonymous => "anonymous",
     };
     kind == wanted

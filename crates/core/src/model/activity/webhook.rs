@@ -23,6 +23,9 @@ pub struct Webhook {
     /// Whether private, loopback and link-local addresses may be dialled.
     #[serde(default)]
     pub allow_private: bool,
+    /// Whether its receiver may answer approvals, with links in deliveries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answers: Option<WebhookAnswers>,
     /// What deliveries are signed with; the newest last.
     pub secrets: Vec<WebhookSecret>,
     /// When it was made.
@@ -33,6 +36,15 @@ pub struct Webhook {
     /// Why nothing is sent, if nothing is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disabled: Option<WebhookDisabled>,
+}
+
+/// What a receiver may answer approvals with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WebhookAnswers {
+    /// The key that allowed it. Links work for as long as this key may approve.
+    pub allowed_by: KeyId,
+    /// What the tokens of links are made with, sealed. Another one ends all links before it.
+    pub sealed: String,
 }
 
 /// A secret of a webhook.

@@ -11,8 +11,11 @@ use serde::{Deserialize, Serialize};
 use crate::model::governance::run::RunSandbox;
 use crate::model::{
     ApprovalAnswer, ApprovalId, ApprovalPolicy, ApprovalSource, ApprovalStatus, ApprovalSubject,
-    BadConfig, DomainPattern, KeyId, Name, RunId, SecretName, Span, Timestamp,
+    BadConfig, BadId, DomainPattern, KeyId, Name, RunId, SecretName, Span, Timestamp, WebhookId,
 };
+
+/// What the text of a webhook that answered begins with.
+const WEBHOOK: &str = "webhook:";
 
 /// How many patterns a list may have.
 const MOST_PATTERNS: usize = 64;
@@ -24,6 +27,36 @@ const LONGEST_LINE: usize = 64 << 10;
 pub const LONGEST_WAIT: Span = Span::days(30);
 /// How long it waits by default.
 pub const USUAL_WAIT: Span = Span::seconds(3600);
+
+/// Who answers an approval. As text: the id of a key, or `webhook:` and the id of a webhook.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Answerer {
+    /// A caller with a key.
+    Key(KeyId),
+    /// The receiver of a webhook, with a link that was sent to it.
+    Webhook(WebhookId),
+}
+
+impl From<Answerer> for String {
+    fn from(who: Answerer) -> Self {
+        match who {
+            Answerer::Key(key) => key.into(),
+            Answerer::Webhook(webhook) => format!("{WEBHOOK}{webhook}"),
+        }
+    }
+}
+
+impl TryFrom<String> for Answerer {
+    type Error = BadId;
+
+    fn try_from(text: String) -> Result<Self, BadId> {
+        match text.strip_prefix(WEBHOOK) {
+            Some(webhook) => webhook.parse().map(Self::Webhook),
+            None => text.parse().map(Self::Key),
+        }
+    }
+}
 
 /// An approval.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,8 +92,8 @@ pub struct Approval {
     pub asked_at: Timestamp,
     /// When it expires.
     pub expires_at: Timestamp,
-    /// The key that answered.
-    pub answered_by: Option<KeyId>,
+    /// Who answered.
+    pub answered_by: Option<Answerer>,
     /// When, or when it expired.
     pub answered_at: Option<Timestamp>,
     /// The comment of the decision.

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+import httpx
 from typing_extensions import Unpack
 
 from .. import inputs, types
@@ -36,6 +37,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PIECE = 1 << 20
+
+
+async def save(answer: httpx.Response, to: str | os.PathLike[str]) -> None:
+    """Writes a download to a file, which is in place when it is complete."""
+    whole = os.fspath(to)
+    partial = f"{whole}.partial"
+    try:
+        with open(partial, "wb") as file:
+            async for piece in answer.aiter_bytes(PIECE):
+                file.write(piece)
+        os.replace(partial, whole)
+    except httpx.TransportError as error:
+        raise ConnectionFailed(f"the download broke off: {error}") from error
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)
+        await answer.aclose()
 
 
 class AsyncSandbox:
@@ -413,6 +431,12 @@ class AsyncSandbox:
             delete_group=delete_group or None,
         )
         return await self._call("promote_sandbox", types.Promoted, json=body)
+
+    async def artifacts(self, only: Sequence[str], to: str | os.PathLike[str]) -> None:
+        """Writes chosen files that it made or changed since it was forked to a tar on this machine, with links, owners and modes.
+        The tar is in place when it is complete."""
+        answer = await self.client.transport.send("take_artifacts", {"name": self.name}, json={"only": list(only)})
+        await save(answer, to)
 
     async def merge(
         self,

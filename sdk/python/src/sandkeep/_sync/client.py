@@ -7,13 +7,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-import httpx
 from typing_extensions import Unpack
 
 from .. import inputs, types
 from .._common import Duration, SandboxSettings, file_like, given, settings_body, span, tag_pairs
-from .._errors import ConnectionFailed
-from .sandbox import PIECE, Sandbox
+from .sandbox import PIECE, Sandbox, save
 from .streams import EventStream, ProgressStream, pages
 from .transport import Transport
 
@@ -234,20 +232,7 @@ class Snapshots:
 
     def export(self, id: str, to: str | os.PathLike[str]) -> None:
         """Writes all files of a snapshot to a tar on this machine. It is in place when it is complete."""
-        whole = os.fspath(to)
-        partial = f"{whole}.partial"
-        answer = self._transport.send("export_snapshot", {"id": id})
-        try:
-            with open(partial, "wb") as file:
-                for piece in answer.iter_bytes(PIECE):
-                    file.write(piece)
-            os.replace(partial, whole)
-        except httpx.TransportError as error:
-            raise ConnectionFailed(f"the export broke off: {error}") from error
-        finally:
-            if os.path.exists(partial):
-                os.unlink(partial)
-            answer.close()
+        save(self._transport.send("export_snapshot", {"id": id}), to)
 
 
 class Runs:
@@ -494,10 +479,18 @@ class Webhooks:
         return self._transport.call("get_webhook", types.Webhook, {"id": id})
 
     def create(
-        self, url: str, events: Sequence[str], *, secret: str | None = None, allow_private: bool = False
+        self,
+        url: str,
+        events: Sequence[str],
+        *,
+        secret: str | None = None,
+        allow_private: bool = False,
+        answers: bool = False,
     ) -> types.NewWebhook:
-        """Creates a webhook. The answer has its secret, this once."""
-        body = given(url=url, events=list(events), secret=secret, allow_private=allow_private or None)
+        """Creates a webhook. The answer has its secret, this once. With `answers` its receiver may answer approvals."""
+        body = given(
+            url=url, events=list(events), secret=secret, allow_private=allow_private or None, answers=answers or None
+        )
         return self._transport.call("create_webhook", types.NewWebhook, json=body)
 
     def update(self, id: str, **change: Unpack[inputs.UpdateWebhook]) -> types.Webhook:

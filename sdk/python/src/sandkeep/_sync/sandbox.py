@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+import httpx
 from typing_extensions import Unpack
 
 from .. import inputs, types
@@ -37,6 +38,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PIECE = 1 << 20
+
+
+def save(answer: httpx.Response, to: str | os.PathLike[str]) -> None:
+    """Writes a download to a file, which is in place when it is complete."""
+    whole = os.fspath(to)
+    partial = f"{whole}.partial"
+    try:
+        with open(partial, "wb") as file:
+            for piece in answer.iter_bytes(PIECE):
+                file.write(piece)
+        os.replace(partial, whole)
+    except httpx.TransportError as error:
+        raise ConnectionFailed(f"the download broke off: {error}") from error
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)
+        answer.close()
 
 
 class Sandbox:
@@ -414,6 +432,12 @@ class Sandbox:
             delete_group=delete_group or None,
         )
         return self._call("promote_sandbox", types.Promoted, json=body)
+
+    def artifacts(self, only: Sequence[str], to: str | os.PathLike[str]) -> None:
+        """Writes chosen files that it made or changed since it was forked to a tar on this machine, with links, owners and modes.
+        The tar is in place when it is complete."""
+        answer = self.client.transport.send("take_artifacts", {"name": self.name}, json={"only": list(only)})
+        save(answer, to)
 
     def merge(
         self,

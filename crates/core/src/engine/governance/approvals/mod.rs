@@ -6,6 +6,7 @@
 mod decided;
 mod gate;
 pub(in crate::engine) mod inside;
+mod kept;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -22,24 +23,19 @@ use crate::db::{Page, Paged};
 use crate::engine::context::Context;
 use crate::engine::error::error_chain;
 use crate::engine::tenancy::Tenancy;
-use crate::engine::tenancy::projects::Caller;
 use crate::engine::{Error, Result};
 use crate::keyed_lock::KeyedLock;
 use crate::model::approval::{LONGEST_WAIT, USUAL_WAIT};
 use crate::model::{
-    Approval, ApprovalAnswer, ApprovalId, ApprovalSource, ApprovalStatus, ApprovalSubject,
-    AuditRecord, EventApproval, EventData, EventSandbox, FORMAT, KeyId, Name, RunId, RunSandbox,
-    SandboxId, Span, Tags, Timestamp,
+    Answerer, Approval, ApprovalAnswer, ApprovalId, ApprovalSource, ApprovalStatus,
+    ApprovalSubject, AuditRecord, EventApproval, EventData, EventSandbox, FORMAT, KeyId, Name,
+    RunId, RunSandbox, SandboxId, Span, Tags, Timestamp,
 };
 use crate::store::{Durability, Store};
 
 /// How many may be pending in a sandbox, and in a project.
 const MOST_IN_SANDBOX: usize = 64;
 const MOST_IN_PROJECT: usize = 1000;
-/// How many that were answered are kept in a project.
-const KEPT: usize = 10_000;
-/// And how much their documents may take.
-const KEPT_BYTES: u64 = 64 << 20;
 /// How long a question, a context and a comment may be.
 const QUESTION: usize = 1000;
 const CONTEXT: usize = 16 << 10;
@@ -61,7 +57,16 @@ pub(in crate::engine) struct ToAsk {
     pub(in crate::engine) agent_question: Option<String>,
 }
 
-/// Selects approvals. All given conditions must match.
+/// Who gives an answer.
+#[derive(Debug, Clone)]
+pub(in crate::engine) struct AnsweredBy {
+    pub(in crate::engine) project: Name,
+    pub(in crate::engine) who: Answerer,
+    /// The key that stands behind it.
+    pub(in crate::engine) key: KeyId,
+}
+
+/// Which approvals are wanted. All that is given must fit.
 #[derive(Debug, Clone, Default)]
 pub struct ApprovalFilter {
     /// With this status.
@@ -318,19 +323,19 @@ impl Approvals {
     /// Answers. `starter` is who started the run it belongs to.
     pub(in crate::engine) async fn answer(
         &self,
-        caller: &Caller,
+        by: &AnsweredBy,
         id: &ApprovalId,
         answer: ApprovalAnswer,
         comment: String,
         starter: Option<&KeyId>,
     ) -> Result<Approval> {
         check_comment(&comment)?;
-        let project = &caller.project;
+        let project = &by.project;
         let _one = self.changes.lock(project).await;
         let mut approval = self.get(project, id)?;
         if self.tenancy.project_runs(project)?.separate_approver {
             let askers = [approval.asked_by.as_ref(), starter];
-            if askers.into_iter().flatten().any(|asker| *asker == caller.key) {
+            if askers.into_iter().flatten().any(|asker| *asker == by.key) {
                 return Err(Error::SeparateApprover);
             }
         }
@@ -341,7 +346,7 @@ impl Approvals {
             ApprovalAnswer::Approve => ApprovalStatus::Approved,
             ApprovalAnswer::Deny => ApprovalStatus::Denied,
         };
-        approval.answered_by = Some(caller.key.clone());
+        approval.answered_by = Some(by.who.clone());
         approval.answered_at = Some(self.now());
         approval.comment = comment;
         self.keep(approval.clone(), Duration::ZERO).await?;
@@ -450,22 +455,6 @@ impl Approvals {
                 }
             }
         }
-    }
-
-    fn surplus(&self) -> Vec<Approval> {
-        let table = self.table.read();
-        let mut ended: BTreeMap<&Name, Vec<&Entry>> = BTreeMap::new();
-        if table.len() <= KEPT && self.decided.bytes() <= KEPT_BYTES {
-            return Vec::new();
-        }
-        for entry in table.values().filter(|one| !one.approval.is_pending()) {
-            ended.entry(&entry.approval.project).or_default().push(entry);
-        }
-        let surplus = |all: Vec<&Entry>| {
-            let count = beyond(all.iter().map(|entry| entry.size.bytes), KEPT, KEPT_BYTES);
-            all.into_iter().take(count).map(|entry| entry.approval.clone()).collect::<Vec<_>>()
-        };
-        ended.into_values().flat_map(surplus).collect()
     }
 
     fn forget(&self, key: &Key) {

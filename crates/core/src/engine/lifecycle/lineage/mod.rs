@@ -9,11 +9,13 @@
 //! | `promote` | when an origin may become what its fork is |
 //! | `merge` | how the changes of one sandbox get into another one |
 //! | `into_drive` | how chosen files of a fork get into a drive |
+//! | `artifacts` | how chosen files of a sandbox leave the server |
 //! | `rename` | who has a name |
 //!
 //! `docs/FORKS.md` has the rules for users. What two trees of files differ in is decided in `store/diff/`.
 
 pub(in crate::engine) mod ancestor;
+pub(in crate::engine) mod artifacts;
 pub(in crate::engine) mod comparing;
 pub(in crate::engine) mod into_drive;
 pub(in crate::engine) mod merge;
