@@ -4,6 +4,7 @@
 
 mod backups;
 mod basics;
+mod builds;
 mod chaos;
 mod conformance;
 #[cfg(feature = "failpoints")]

@@ -35,8 +35,11 @@ pub enum RunMount {
     Secret(SecretMount),
 }
 
+/// Names and values.
+type Fields = Vec<(String, Option<String>)>;
+
 /// Takes the flags at the beginning of an instruction.
-pub(super) fn take(text: &str) -> Result<(Vec<(String, Option<String>)>, &str), String> {
+pub(super) fn take(text: &str) -> Result<(Fields, &str), String> {
     let mut flags = Vec::new();
     let mut rest = text.trim_start();
     while let Some(flag) = rest.strip_prefix("--") {
@@ -106,8 +109,6 @@ pub(super) fn mount(text: &str) -> Result<RunMount, String> {
         )),
     }
 }
-
-type Fields = Vec<(String, Option<String>)>;
 
 fn cache(fields: Fields) -> Result<CacheMount, String> {
     let (mut id, mut target, mut permissions, mut uid, mut gid) = (None, None, None, None, None);

@@ -44,8 +44,11 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
+            Self::BuildStep { error, .. } => error.kind(),
             Self::Config(_)
             | Self::Invalid { .. }
+            | Self::Dockerfile(_)
+            | Self::BuildStepFailed { .. }
             | Self::NoDriver { .. }
             | Self::AbsentDriver { .. }
             | Self::NoStdin(_)
@@ -72,6 +75,7 @@ impl Error {
             }
             Self::TooManyRuns { .. }
             | Self::TooManyApprovals { .. }
+            | Self::TooManyBuilds { .. }
             | Self::TooManyDeliveries(_) => ErrorKind::TooMany,
             Self::NameTaken(_)
             | Self::Lost(_)
@@ -128,6 +132,7 @@ impl Error {
             | Self::Driver(DriverError::NoRoom { .. })
             | Self::Db(DbError::Full { .. }) => ErrorKind::Exhausted,
             Self::SessionOver
+            | Self::BuildCanceled
             | Self::ShuttingDown
             | Self::Recovering
             | Self::TooManyExports(_)
@@ -200,6 +205,7 @@ fn image_kind(error: &ImageError) -> ErrorKind {
         ImageError::NotFound { .. } | ImageError::Unknown { .. } => ErrorKind::NotFound,
         ImageError::BadName { .. }
         | ImageError::BadCustomization { .. }
+        | ImageError::BadCopy { .. }
         | ImageError::NotAnImage { .. }
         | ImageError::Damaged { .. }
         | ImageError::Refused { .. }
