@@ -235,7 +235,7 @@ struct BuildScreen {
 impl BuildScreen {
     fn new(how: ShowProgress) -> Self {
         let colours = how == ShowProgress::Auto && std::io::stderr().is_terminal();
-        let paint = if colours { Paint::for_errors() } else { Paint::plain() };
+        let paint = Paint::of(colours);
         Self { how, paint, heard: false, ever: false, at_start: true }
     }
 

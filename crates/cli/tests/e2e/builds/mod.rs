@@ -443,3 +443,31 @@ fn a_caller_that_leaves_leaves_nothing_and_two_at_once_share() {
     assert_eq!(files_of(&keep, "one"), files_of(&keep, "two"), "the step was made once");
     assert_eq!(sandboxes(&keep), 0);
 }
+
+#[cfg(feature = "failpoints")]
+#[test]
+fn a_build_goes_on_wherever_its_server_dies() {
+    for place in ["build.sealed", "build.step"] {
+        let Some(mut keep) = daemon("a_build_goes_on_wherever_its_server_dies") else { return };
+        keep.keep_address();
+        keep.kill();
+        keep.set_environment(&[("SANDKEEP_FAILPOINT", place)]);
+        keep.launch();
+        let text = "FROM small\nRUN echo once > /once; echo printed\n";
+        let dir = context(&keep, "dies", &[], text);
+        let mut command = keep.command(["image", "build", "--progress", "plain", "-t", "built"]);
+        let building = command.arg(&dir).stderr(Stdio::piped()).stdout(Stdio::null()).spawn();
+        keep.wait_for_death();
+        keep.set_environment(&[]);
+        keep.launch();
+        let ended = building.unwrap().wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.success(), "{place}: {said}");
+        let cached = said.contains("(cached)");
+        assert_eq!(cached, place == "build.step", "{place}: {said}");
+        wait_until("what was interrupted is deleted", || sandboxes(&keep) == 0);
+        keep.ok(["fsck"]);
+        keep.ok(["create", "box", "--image", "built"]);
+        assert_eq!(keep.sh("box", "cat /once"), "once\n", "{place}");
+    }
+}
