@@ -32,6 +32,27 @@ const collect = async (source) => {
   return found;
 };
 
+/** A tar archive of small files. */
+function tar(files) {
+  const blocks = [];
+  for (const [name, text] of Object.entries(files)) {
+    const content = Buffer.from(text);
+    const header = Buffer.alloc(512);
+    header.write(name, 0);
+    header.write("0000644\0", 100);
+    header.write("0000000\0", 108);
+    header.write("0000000\0", 116);
+    header.write(`${content.length.toString(8).padStart(11, "0")}\0`, 124);
+    header.write("00000000000\0", 136);
+    header.write("        ", 148);
+    header.write("0", 156);
+    const sum = header.reduce((sum, byte) => sum + byte, 0);
+    header.write(`${sum.toString(8).padStart(6, "0")}\0 `, 148);
+    blocks.push(header, content, Buffer.alloc((512 - (content.length % 512)) % 512));
+  }
+  return new Uint8Array(Buffer.concat([...blocks, Buffer.alloc(1024)]));
+}
+
 async function control(word) {
   const line = net.connect(process.env.SANDKEEP_SDK_CONTROL);
   line.write(`${word}\n`);
@@ -268,6 +289,19 @@ test("what a project has", async () => {
   assert.equal((await client.images.get(made.name)).digest, made.digest);
   await client.images.remove(made.name);
   await assert.rejects(client.images.importPath("/no/such.tar", "never").then((work) => work.done()), sandkeep.SandkeepError);
+  const building = await client.images.build(tar({ Dockerfile: "FROM scratch\nARG V\nCOPY f /$V\n", f: "content" }), fresh("built"), {
+    args: { V: "there" },
+    secrets: { id: "not used" },
+  });
+  const steps = await collect(building);
+  assert.deepEqual(steps.map((told) => told.line), [1, 2, 3]);
+  assert.equal((await client.images.get(building.image.name)).layers, 1);
+  await client.images.remove(building.image.name);
+  assert.ok((await client.images.prune()).steps >= 1);
+  await assert.rejects(
+    client.images.build(tar({ Dockerfile: "FOO" }), "never").then((work) => work.done()),
+    (error) => error.code === "bad_dockerfile" && error.message.startsWith("line 1"),
+  );
   let run = await client.runs.start({
     place: { how: "fork", sandbox: box.name },
     command: { argv: ["sh", "-c", "echo made > /work/made"] },

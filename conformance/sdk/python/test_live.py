@@ -314,6 +314,26 @@ class Live(unittest.TestCase):
         client.images.remove(image.name)
         with self.assertRaises(sandkeep.SandkeepError):
             client.images.import_path("/no/such/archive.tar", "never").done()
+        context = io.BytesIO()
+        with tarfile.open(fileobj=context, mode="w") as packed:
+            text = b"FROM scratch\nARG V\nCOPY file /$V\nCMD [\"x\"]\n"
+            for name, content in (("Dockerfile", text), ("file", b"content")):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                packed.addfile(entry, io.BytesIO(content))
+        building = client.images.build(
+            context.getvalue(), fresh("built"), args={"V": "there"}, secrets={"id": "not used"}
+        )
+        lines = [told.line for told in building if isinstance(told, sandkeep.types.BuildProgressStep)]
+        self.assertEqual(lines, [1, 2, 3, 4])
+        built = building.image
+        self.assertIsNotNone(built)
+        self.assertEqual(client.images.get(built.name).cmd, ["x"])
+        client.images.remove(built.name)
+        self.assertGreaterEqual(client.images.prune().steps, 1)
+        with self.assertRaises(sandkeep.ApiError) as raised:
+            client.images.build(context.getvalue(), "never", target="nope").done()
+        self.assertEqual(raised.exception.code, "bad_dockerfile")
 
     def test_runs_and_approvals(self) -> None:
         client, box = self.client, self.box

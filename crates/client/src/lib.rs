@@ -66,7 +66,7 @@ pub use error::Error;
 pub use events::{EventQuery, Events};
 pub use files::{Place, WriteOptions};
 pub use forks::{DiffQuery, PatchFormat};
-pub use images::Fetching;
+pub use images::{BuildOptions, Building, Fetching};
 pub use network::ListConnections;
 pub use paging::Pages;
 pub use ports::PortStream;

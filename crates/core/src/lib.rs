@@ -13,7 +13,7 @@
 //! - [`net`]: a sandbox's network: a user-space stack, policy, metering, credentials.
 //! - [`secret`]: the server's key, what is sealed with it, and what is kept out of sight.
 //!
-//! Small modules that all of them may use: [`embedded`] (the agent and other programs that are part of this one), [`failpoint`]
+//! Small modules that all of them may use: [`dockerfile`] (what Dockerfiles say), [`embedded`] (the agent and other programs that are part of this one), [`failpoint`]
 //! (where tests kill the daemon), `keyed_lock`, `release` (unmounts in the background), `warm_pool`.
 //!
 //! `engine` uses all others. `catalog` uses `store` and `db`; none of the other six sees another. A table in
@@ -23,6 +23,7 @@
 
 pub mod catalog;
 pub mod db;
+pub mod dockerfile;
 pub mod driver;
 pub mod embedded;
 pub mod engine;

@@ -34,6 +34,10 @@ pub(crate) struct Approver(pub(crate) Caller);
 #[derive(Debug)]
 pub(crate) struct Admin;
 
+/// The same, where it matters for which project it acts.
+#[derive(Debug)]
+pub(crate) struct AdminCaller(pub(crate) Caller);
+
 macro_rules! needs {
     ($name:ident, $scope:ident) => {
         impl FromRequestParts<Arc<App>> for $name {
@@ -50,6 +54,7 @@ macro_rules! needs {
 
 needs!(Reader, Read);
 needs!(Writer, Write);
+needs!(AdminCaller, Admin);
 
 impl FromRequestParts<Arc<App>> for Approver {
     type Rejection = ApiError;

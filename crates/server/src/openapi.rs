@@ -13,8 +13,9 @@ use utoipa::openapi::{Object, OpenApi as Document, Ref, RefOr, Schema};
 use utoipa::{Modify, OpenApi, ToSchema};
 
 use crate::api::{
-    approvals, audit, commands, drives, events, exec, files, forks, guard, health, images, metrics,
-    network, ports, runs, sandboxes, secrets, services, snapshots, stats, tenants, trash, webhooks,
+    approvals, audit, builds, commands, drives, events, exec, files, forks, guard, health, images,
+    metrics, network, ports, runs, sandboxes, secrets, services, snapshots, stats, tenants, trash,
+    webhooks,
 };
 
 #[derive(OpenApi)]
@@ -125,6 +126,8 @@ use crate::api::{
         images::pull,
         images::import,
         images::customize,
+        builds::build,
+        builds::prune,
         tenants::projects,
         tenants::create_project,
         tenants::delete_project,

@@ -27,6 +27,18 @@ pub struct Image {
     pub cwd: Option<String>,
     /// The environment of commands.
     pub env: BTreeMap<String, String>,
+    /// The program, for those who ask: sandboxes run what their callers say.
+    #[serde(default)]
+    pub entrypoint: Vec<String>,
+    /// Its arguments, or the whole command.
+    #[serde(default)]
+    pub cmd: Vec<String>,
+    /// Labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Ports that its programs listen on, like `80/tcp`.
+    #[serde(default)]
+    pub exposed_ports: Vec<String>,
     /// Where it came from: `host`, a path, a registry reference, the image it was customized from.
     pub source: String,
     /// Whether it was made by customizing another image.
@@ -113,4 +125,59 @@ pub enum ImageProgress {
         /// Why.
         error: ErrorBody,
     },
+}
+
+/// One line of the answer to a build.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum BuildProgress {
+    /// A step begins, or was found in the cache.
+    Step {
+        /// Which, counted from 1.
+        number: u64,
+        /// How many there are.
+        total: u64,
+        /// Its line in the Dockerfile.
+        line: u64,
+        /// The instruction.
+        text: String,
+        /// Whether its result was in the cache.
+        cached: bool,
+    },
+    /// A step printed something.
+    Output {
+        /// What: text, or the replacement character for what is none.
+        text: String,
+    },
+    /// How far a pull has come.
+    Progress {
+        /// What is being done, for people; also what tells several bars apart.
+        what: String,
+        /// How much is done: bytes, or files where `total` is absent.
+        done: u64,
+        /// How much there is, where that is known.
+        total: Option<u64>,
+    },
+    /// Something that may not be as it was meant.
+    Warning {
+        /// What.
+        text: String,
+    },
+    /// The image is there. The last line.
+    Done {
+        /// The image.
+        image: Image,
+    },
+    /// It did not work. The last line.
+    Error {
+        /// Why.
+        error: ErrorBody,
+    },
+}
+
+/// What was removed from the cache of builds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PrunedBuilds {
+    /// How many steps.
+    pub steps: u64,
 }

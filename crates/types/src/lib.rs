@@ -63,7 +63,10 @@ pub use guard::{
     Because, Finding, FindingKind, FindingPlace, Guard, OnJunk, OnSecret, Quarantine,
     QuarantinedFile, SetGuard, Stop, Suspect, ValueEncoding,
 };
-pub use image::{AddDirectory, CustomizeRequest, Image, ImageProgress, ImportRequest, PullRequest};
+pub use image::{
+    AddDirectory, BuildProgress, CustomizeRequest, Image, ImageProgress, ImportRequest,
+    PrunedBuilds, PullRequest,
+};
 pub use network::{
     Connection, Destination, DirectAnswer, Forward, Network, NetworkMode, NetworkSummary,
     PairMatch, ProjectNetwork, Protocol, RequestAction, RequestMatch, RequestRule, SandboxNetwork,

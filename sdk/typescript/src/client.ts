@@ -2,12 +2,28 @@
 
 import { Sandbox, download } from "./sandbox.js";
 import type { SandboxSettings } from "./sandbox.js";
-import { EventStream, ProgressStream } from "./streams.js";
+import { BuildStream, EventStream, ProgressStream } from "./streams.js";
 import { Transport, given } from "./transport.js";
 import type { Body, Call, ClientOptions, Query } from "./transport.js";
 import type * as types from "./types.js";
 
 const tagged = (tags?: Record<string, string>) => Object.entries(tags ?? {}).map(([name, value]) => `${name}=${value}`);
+
+const base64 = (text: string) => btoa(String.fromCharCode(...new TextEncoder().encode(text)));
+
+/** How an image is built. */
+export interface BuildOptions {
+  /** The Dockerfile's path in the context; `Dockerfile` if absent. */
+  dockerfile?: string;
+  /** Values of `ARG`s. */
+  args?: Record<string, string>;
+  /** The stage to build; the last if absent. */
+  target?: string;
+  /** Secrets by id. */
+  secrets?: Record<string, string>;
+  /** Whether steps are made that are in the cache. */
+  noCache?: boolean;
+}
 
 /** A server. Without options it is the one that `SANDKEEP_URL` and `SANDKEEP_KEY` name, or the one on this machine. */
 export class Sandkeep {
@@ -404,6 +420,30 @@ export class Images {
   importArchive(archive: Body, name: string): Promise<ProgressStream> {
     const headers = { "Content-Type": "application/x-tar" };
     return this.#work("import_image", { query: { name }, body: archive, headers });
+  }
+
+  /**
+   * Builds an image from a Dockerfile. `context` is a tar archive with the Dockerfile and all files it may copy. The build
+   * ends when its stream is closed. Secrets are for `RUN --mount=type=secret`, 8 KiB together.
+   */
+  async build(context: Body, name: string, options: BuildOptions = {}): Promise<BuildStream> {
+    const { args, secrets, ...rest } = options;
+    const headers: Record<string, string> = { "Content-Type": "application/x-tar" };
+    const packed = Object.entries(secrets ?? {}).map(([id, value]) => `${id}=${base64(value)}`);
+    if (packed.length > 0) headers["Sandkeep-Build-Secret"] = packed.join(",");
+    const query = given({
+      name,
+      dockerfile: rest.dockerfile,
+      target: rest.target,
+      no_cache: rest.noCache || undefined,
+      arg: Object.entries(args ?? {}).map(([key, value]) => `${key}=${value}`),
+    });
+    return new BuildStream(await this.transport.send("build_image", { query, body: context, headers, timeout: 0 }));
+  }
+
+  /** Deletes what builds of the project have kept for the next one. Images stay. */
+  prune(): Promise<types.PrunedBuilds> {
+    return this.transport.call("prune_builds");
   }
 
   /** Makes an image of another one and directories of the server. */

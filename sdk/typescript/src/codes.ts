@@ -50,6 +50,9 @@ export class AnswerLinkNotValidError extends AuthenticationError {}
 /** `approval_not_found`, 404. */
 export class ApprovalNotFoundError extends NotFoundError {}
 
+/** `bad_dockerfile`, 400. */
+export class BadDockerfileError extends BadRequestError {}
+
 /** `bad_image`, 400. */
 export class BadImageError extends BadRequestError {}
 
@@ -58,6 +61,12 @@ export class BadMountPointError extends BadRequestError {}
 
 /** `bad_path`, 400. */
 export class BadPathError extends BadRequestError {}
+
+/** `build_canceled`, 503. */
+export class BuildCanceledError extends UnavailableError {}
+
+/** `build_failed`, 400. */
+export class BuildFailedError extends BadRequestError {}
 
 /** `busy`, 503. */
 export class BusyError extends UnavailableError {}
@@ -356,6 +365,9 @@ export class TooLargeError extends LimitError {}
 /** `too_many_approvals`, 429. */
 export class TooManyApprovalsError extends TooManyError {}
 
+/** `too_many_builds`, 429. */
+export class TooManyBuildsError extends TooManyError {}
+
 /** `too_many_captures`, 409. */
 export class TooManyCapturesError extends ConflictError {}
 
@@ -415,9 +427,12 @@ export const BY_CODE: Record<string, typeof ApiError> = {
   ancestor_deleted: AncestorDeletedError,
   answer_link_not_valid: AnswerLinkNotValidError,
   approval_not_found: ApprovalNotFoundError,
+  bad_dockerfile: BadDockerfileError,
   bad_image: BadImageError,
   bad_mount_point: BadMountPointError,
   bad_path: BadPathError,
+  build_canceled: BuildCanceledError,
+  build_failed: BuildFailedError,
   busy: BusyError,
   command_ended: CommandEndedError,
   command_not_found: CommandNotFoundError,
@@ -517,6 +532,7 @@ export const BY_CODE: Record<string, typeof ApiError> = {
   tls_required: TlsRequiredError,
   too_large: TooLargeError,
   too_many_approvals: TooManyApprovalsError,
+  too_many_builds: TooManyBuildsError,
   too_many_captures: TooManyCapturesError,
   too_many_concurrent_requests: TooManyConcurrentRequestsError,
   too_many_connections: TooManyConnectionsError,

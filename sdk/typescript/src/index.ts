@@ -16,7 +16,7 @@ export * from "./codes.js";
 export { ConfigurationError, ConnectionFailed, ProtocolError, RequestTimedOut } from "./errors.js";
 export * from "./sandbox.js";
 export { Socket, Terminal } from "./sockets.js";
-export { EventStream, OutputStream, ProgressStream, Result } from "./streams.js";
+export { BuildStream, EventStream, OutputStream, ProgressStream, Result } from "./streams.js";
 export type { Output } from "./streams.js";
 export type { Body, ClientOptions } from "./transport.js";
 export type * as types from "./types.js";

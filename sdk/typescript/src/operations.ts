@@ -7,6 +7,7 @@ export const OPERATIONS = {
   answer_approval: ["POST", "/v1/approvals/{id}/answer", false],
   ask_approval: ["POST", "/v1/sandboxes/{name}/approvals", false],
   audit: ["GET", "/v1/audit", false],
+  build_image: ["POST", "/v1/images/build", false],
   cancel_run: ["POST", "/v1/runs/{id}/cancel", false],
   checkpoint_sandbox: ["POST", "/v1/sandboxes/{name}/checkpoint", false],
   connect_port: ["GET", "/v1/sandboxes/{name}/ports/{port}/ws", false],
@@ -86,6 +87,7 @@ export const OPERATIONS = {
   pin_run_again: ["POST", "/v1/runs/{id}/review", false],
   promote_into_drive: ["POST", "/v1/drives/{name}/promote", false],
   promote_sandbox: ["POST", "/v1/sandboxes/{name}/promote", true],
+  prune_builds: ["POST", "/v1/images/prune", false],
   publish_port: ["PUT", "/v1/sandboxes/{name}/ports/{port}", false],
   pull_image: ["POST", "/v1/images/pull", false],
   read_file: ["GET", "/v1/sandboxes/{name}/files", false],
@@ -138,6 +140,7 @@ export interface Answers {
   answer_approval: types.Approval;
   ask_approval: types.Approval;
   audit: types.Page<types.AuditEntry>;
+  build_image: undefined;
   cancel_run: types.Run;
   checkpoint_sandbox: types.Snapshot;
   connect_port: undefined;
@@ -217,6 +220,7 @@ export interface Answers {
   pin_run_again: types.RunReview;
   promote_into_drive: types.PromotedIntoDrive;
   promote_sandbox: types.Promoted;
+  prune_builds: types.PrunedBuilds;
   publish_port: types.PortStatus;
   pull_image: undefined;
   read_file: undefined;

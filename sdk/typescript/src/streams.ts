@@ -5,7 +5,7 @@ import { ConnectionFailed, ProtocolError, errorFromBody, isBroken } from "./erro
 import type { Operation } from "./operations.js";
 import { pause, reason, sleep } from "./transport.js";
 import type { Answer, Query, Transport } from "./transport.js";
-import type { Command, CommandEnd, Event, ExecEvent, Image, ImageProgress, Session } from "./types.js";
+import type { BuildProgress, Command, CommandEnd, Event, ExecEvent, Image, ImageProgress, Session } from "./types.js";
 
 /** Something a command printed. */
 export interface Output {
@@ -466,6 +466,33 @@ export class ProgressStream {
   }
 
   /** Waits for the end of the work. */
+  async done(): Promise<Image> {
+    for await (const _ of this) {
+      // Only the end counts.
+    }
+    if (!this.image) throw new ConnectionFailed("the stream was cut off before the image was done");
+    return this.image;
+  }
+}
+
+/** Steps of a build, their output and progress; its end is the image. Leaving the loop ends the build. */
+export class BuildStream {
+  /** The image, once the work is done. */
+  image: Image | undefined;
+
+  constructor(readonly answer: Answer) {}
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<Exclude<BuildProgress, { type: "done" | "error" }>, void> {
+    for await (const line of lines(this.answer)) {
+      if (!line) continue;
+      const told = JSON.parse(line) as BuildProgress;
+      if (told.type === "done") this.image = told.image;
+      else if (told.type === "error") throw errorFromBody(200, told.error);
+      else yield told;
+    }
+  }
+
+  /** Waits for the end of the build. */
   async done(): Promise<Image> {
     for await (const _ of this) {
       // Only the end counts.

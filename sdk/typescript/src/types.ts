@@ -187,6 +187,45 @@ export type Because = "given" | "running" | "given_and_running";
 /** How a fork's work was brought back. */
 export type BroughtBack = "promoted" | "merged";
 
+/** One line of the answer to a build. */
+export type BuildProgress = {
+  /** Which, counted from 1. */
+  number: number;
+  /** How many there are. */
+  total: number;
+  /** Its line in the Dockerfile. */
+  line: number;
+  /** The instruction. */
+  text: string;
+  /** Whether its result was in the cache. */
+  cached: boolean;
+  type: "step";
+} | {
+  /** What: text, or the replacement character for what is none. */
+  text: string;
+  type: "output";
+} | {
+  /** What is being done, for people; also what tells several bars apart. */
+  what: string;
+  /** How much is done: bytes, or files where `total` is absent. */
+  done: number;
+  /** How much there is, where that is known. */
+  total?: number | null;
+  type: "progress";
+} | {
+  /** What. */
+  text: string;
+  type: "warning";
+} | {
+  /** The image. */
+  image: Image;
+  type: "done";
+} | {
+  /** Why. */
+  error: ErrorBody;
+  type: "error";
+};
+
 /** A cancellation. The body may be empty. */
 export interface CancelRun {
   /** Why, for people. */
@@ -1024,6 +1063,14 @@ export interface Image {
   cwd?: string | null;
   /** The environment of commands. */
   env: Record<string, string>;
+  /** The program, for those who ask: sandboxes run what their callers say. */
+  entrypoint?: string[];
+  /** Its arguments, or the whole command. */
+  cmd?: string[];
+  /** Labels. */
+  labels?: Record<string, string>;
+  /** Ports that its programs listen on, like `80/tcp`. */
+  exposed_ports?: string[];
   /** Where it came from: `host`, a path, a registry reference, the image it was customized from. */
   source: string;
   /** Whether it was made by customizing another image. */
@@ -1482,6 +1529,12 @@ export interface PromotedIntoDrive {
 
 /** What kind of traffic it was. */
 export type Protocol = "tcp" | "udp" | "icmp" | "dns" | "http";
+
+/** What was removed from the cache of builds. */
+export interface PrunedBuilds {
+  /** How many steps. */
+  steps: number;
+}
 
 /** How a port is to be published. */
 export interface PublishPort {

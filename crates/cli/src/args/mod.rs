@@ -5,6 +5,7 @@
 //! [`Keep`], with commands in groups and defaults shown only where they apply.
 
 mod backup;
+mod build;
 mod events;
 mod exec;
 mod fork;
@@ -23,6 +24,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub(crate) use backup::BackupCommand;
+pub(crate) use build::{BuildArgs, SecretFrom, SecretValue, ShowProgress};
 pub(crate) use events::{AuditArgs, AuditCommand, AuditFilterArgs, EventsArgs, WebhookCommand};
 pub(crate) use exec::{
     ExecArgs, ExecOptions, HistoryArgs, KillArgs, LogsArgs, PsArgs, RunArgs, SessionsArgs,

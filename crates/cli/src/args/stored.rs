@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use sandkeep_client::types::Size;
 
+use super::build::{BUILD_HELP, BuildArgs};
 use super::sandbox::pair;
 
 const CUSTOMIZE_HELP: &str = "\
@@ -154,6 +155,11 @@ pub(crate) enum ImageCommand {
         #[arg(long, value_name = "DIR")]
         path: Vec<String>,
     },
+    /// Build an image from a Dockerfile
+    #[command(after_help = BUILD_HELP)]
+    Build(BuildArgs),
+    /// Delete what builds of the project have kept for the next one; images stay
+    Prune,
     /// Delete images; sandboxes that use them keep working
     Rm {
         /// The images

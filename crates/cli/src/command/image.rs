@@ -36,6 +36,11 @@ pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<()
                 CustomizeRequest { name, from: Some(from), add: add.collect(), env, path };
             arrive(context, context.client.customize_image(&request).await?, true).await
         }
+        ImageCommand::Build(args) => super::image_build::build(context, args).await,
+        ImageCommand::Prune => {
+            let pruned = context.client.prune_builds().await?;
+            context.screen.answer(&pruned, |pruned| format!("{} steps deleted\n", pruned.steps))
+        }
         ImageCommand::Rm { names } => {
             for_each(context, &names, async |name| {
                 context.client.delete_image(&name).await?;
@@ -81,11 +86,22 @@ fn described(paint: Paint, image: &Image) -> String {
             ("user", or_dash(image.user.clone())),
             ("cwd", or_dash(image.cwd.clone())),
             ("env", pairs(&image.env)),
+            ("entrypoint", or_dash(words(&image.entrypoint))),
+            ("cmd", or_dash(words(&image.cmd))),
+            (
+                "ports",
+                or_dash(Some(image.exposed_ports.join(" ")).filter(|ports| !ports.is_empty())),
+            ),
+            ("labels", pairs(&image.labels)),
             ("source", image.source.clone()),
             ("customized", if image.customized || image.dressed { "yes" } else { "no" }.to_owned()),
             ("created", when::ago(&image.created_at)),
         ],
     )
+}
+
+fn words(argv: &[String]) -> Option<String> {
+    (!argv.is_empty()).then(|| serde_json::to_string(argv).unwrap_or_default())
 }
 
 async fn import(context: &Context, file: PathBuf, name: &str, quiet: bool) -> Result<(), Failure> {

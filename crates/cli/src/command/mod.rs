@@ -23,6 +23,7 @@ mod fsck;
 pub(crate) mod guard;
 mod history;
 mod image;
+mod image_build;
 mod microvm;
 mod network;
 mod port;

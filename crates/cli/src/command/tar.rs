@@ -18,18 +18,34 @@ const PIECE: usize = 256 << 10;
 /// Packs what is in `directory`. The archive names no owner: its files belong to the user who
 /// unpacks it.
 pub(super) fn pack(directory: PathBuf, bar: ProgressBar) -> mpsc::Receiver<io::Result<Bytes>> {
+    pack_chosen(directory, bar, |_, _| true, Vec::new())
+}
+
+/// Packs what `choose` takes of what is in `directory`, and files besides. It is asked for each path, relative to the
+/// directory, and whether that is a directory; what is in one that it does not take is not packed either.
+pub(super) fn pack_chosen(
+    directory: PathBuf,
+    bar: ProgressBar,
+    mut choose: impl FnMut(&Path, bool) -> bool + Send + 'static,
+    besides: Vec<(String, Vec<u8>)>,
+) -> mpsc::Receiver<io::Result<Bytes>> {
     let (sender, receiver) = mpsc::channel(WAITING);
     tokio::task::spawn_blocking(move || {
         let pipe = io::BufWriter::with_capacity(PIECE, Pipe { sender: sender.clone(), bar });
-        if let Err(error) = pack_all(&directory, pipe) {
-            // Without a receiver there is nobody to notify.
+        if let Err(error) = pack_all(&directory, pipe, &mut choose, &besides) {
+            // If nobody receives any more, there is nobody to tell.
             let _ = sender.blocking_send(Err(error));
         }
     });
     receiver
 }
 
-fn pack_all(directory: &Path, pipe: impl Write) -> io::Result<()> {
+fn pack_all(
+    directory: &Path,
+    pipe: impl Write,
+    choose: &mut dyn FnMut(&Path, bool) -> bool,
+    besides: &[(String, Vec<u8>)],
+) -> io::Result<()> {
     let mut builder = tar::Builder::new(pipe);
     builder.follow_symlinks(false);
     let mut left = vec![PathBuf::new()];
@@ -46,6 +62,9 @@ fn pack_all(directory: &Path, pipe: impl Write) -> io::Result<()> {
             };
             let metadata = fs::symlink_metadata(&outer).map_err(named)?;
             let kind = metadata.file_type();
+            if !choose(&inner, kind.is_dir()) {
+                continue;
+            }
             if kind.is_dir() {
                 builder.append_data(
                     &mut owned_header(&metadata, 0),
@@ -69,6 +88,12 @@ fn pack_all(directory: &Path, pipe: impl Write) -> io::Result<()> {
             }
             // Sockets, pipes and devices have no content to copy.
         }
+    }
+    for (name, content) in besides {
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o644);
+        header.set_size(content.len() as u64);
+        builder.append_data(&mut header, name, content.as_slice())?;
     }
     builder.into_inner()?.flush()
 }

@@ -5,6 +5,7 @@
 mod attach;
 mod backups;
 mod basics;
+mod builds;
 mod chaos;
 mod conformance;
 #[cfg(feature = "failpoints")]

@@ -17,6 +17,7 @@ pub use self::kind::ErrorKind;
 
 use crate::catalog::CatalogError;
 use crate::db::DbError;
+use crate::dockerfile::DockerfileError;
 use crate::driver::DriverError;
 use crate::guest::GuestError;
 use crate::model::run::status_word;
@@ -201,6 +202,18 @@ pub enum Error {
     DriveGeneration { drive: Name, expected: u64, found: u64 },
     #[error("{}; drive `{drive}` was not changed", found_message(from, *files, findings))]
     DriveGuarded { from: Name, drive: Name, files: usize, findings: Vec<Finding> },
+    #[error(transparent)]
+    Dockerfile(#[from] DockerfileError),
+    #[error("line {line}: `{text}` failed: {how}")]
+    BuildStepFailed { line: usize, text: String, how: String },
+    #[error("line {line}: {error}")]
+    BuildStep { line: usize, error: Box<Error> },
+    #[error(
+        "project `{project}` has {running} image builds under way, which is the most it may have"
+    )]
+    TooManyBuilds { project: Name, running: usize },
+    #[error("the build was canceled: its caller left")]
+    BuildCanceled,
     #[error("there is no run `{0}`")]
     NoRun(RunId),
     #[error("run `{run}` is {}: {what}", status_word(*.status))]

@@ -25,6 +25,7 @@
 //! | `session` | `Sessions` | how a command runs and is followed |
 //! | `webhooks` | `Webhooks` | which events are sent where, and when again |
 //! | `lifecycle` | `Lifecycle` | when the phase of a sandbox changes |
+//! | `builds` | `Builds` | which step of an image build runs next, and which was made before |
 //! | `governance` | `Runs`, `Approvals` | whose work runs next, and what waits for an answer |
 //! | `api` | [`Engine`] | nothing: it lists what fronts may ask |
 //!
@@ -38,6 +39,7 @@
 
 mod api;
 mod audit;
+mod builds;
 mod context;
 mod error;
 mod governance;
@@ -63,6 +65,7 @@ use tokio_util::sync::DropGuard;
 
 use crate::catalog::Catalog;
 use crate::driver::Driver;
+use crate::engine::builds::Builds;
 use crate::engine::context::Context;
 use crate::engine::context::single_flight::SingleFlight;
 use crate::engine::governance::approvals::Approvals;
@@ -93,6 +96,7 @@ pub use api::runs::Review;
 pub use api::stats::Stats;
 pub use api::usage::Figures;
 pub use audit::{AuditBatch, AuditFollow, AuditQuery};
+pub use builds::{BuildEvent, BuildRequest};
 pub use context::clock::{Clock, HostClock};
 pub use context::damage::{Damage, DamageKind};
 pub use context::drivers::LateDrivers;
@@ -179,6 +183,7 @@ struct Components {
     sessions: Arc<Sessions>,
     lifecycle: Arc<Lifecycle>,
     webhooks: Arc<Webhooks>,
+    builds: Arc<Builds>,
     runs: Arc<Runs>,
     /// Ends all tasks of an engine that is dropped and was not shut down.
     _shutdown: DropGuard,
@@ -257,6 +262,7 @@ impl Engine {
             wakes: SingleFlight::default(),
             comparing: Comparing::default(),
         });
+        let builds = Builds::new(&lifecycle);
         let runs = Runs::new(&lifecycle, &Approvals::new(&context, &tenancy));
         let gates: Arc<dyn MakesGates> = Arc::<Runs>::clone(&runs);
         let pins: Arc<dyn PinsSnapshots> = Arc::<Runs>::clone(&runs);
@@ -277,6 +283,7 @@ impl Engine {
             sessions,
             lifecycle,
             webhooks,
+            builds,
             runs,
             _shutdown: shutdown,
         });
@@ -303,6 +310,7 @@ impl Engine {
         self.load_runs().await?;
         self.parts.lifecycle.recover().await?;
         self.parts.webhooks.begin().await?;
+        self.parts.builds.clean_up();
         self.recover_runs();
         lifecycle::reaper::run(&self.parts.lifecycle);
         integrity::scrub::run(&self.parts.integrity.scrub);

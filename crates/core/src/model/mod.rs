@@ -53,9 +53,9 @@ pub use network::{
 };
 pub use point::{BadPoint, Point};
 pub use record::{
-    Carried, Command, CommandState, Customized, Ending, FORMAT, ForkOutcome, HookRun, Image,
-    ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, MergeSource, OnDelete, Project, Scope,
-    Session, SessionEnd, Usage, Validation,
+    BuildStep, Carried, Command, CommandState, Customized, Ending, FORMAT, ForkOutcome, HookRun,
+    Image, ImageConfig, Key, Layer, LayerKind, Lineage, MergePoint, MergeSource, OnDelete, Project,
+    Scope, Session, SessionEnd, Usage, Validation,
 };
 pub use reserve::Reserve;
 pub use revision::{Ownership, Revision};

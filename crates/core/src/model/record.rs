@@ -3,7 +3,7 @@
 //! `docs/formats/data-directory.md` shows where each lies. Every document begins with `format`; a
 //! daemon that finds a higher number than [`FORMAT`] refuses to touch it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -475,6 +475,18 @@ pub struct Image {
     /// What it was customized from, if it was.
     #[serde(default, rename = "dressed", skip_serializing_if = "Option::is_none")]
     pub customized: Option<Customized>,
+    /// Set if it is no image for sandboxes but what a build has after one of its steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<BuildStep>,
+}
+
+/// What is known of a step of a build.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuildStep {
+    /// The project that built it. No other one gets it.
+    pub project: Name,
+    /// When a build last needed it, to the day.
+    pub used_at: Timestamp,
 }
 
 /// How a customized image came about.
@@ -495,6 +507,21 @@ pub struct ImageConfig {
     pub cwd: Option<String>,
     /// The environment.
     pub env: BTreeMap<String, String>,
+    /// The program, for those who ask: commands of sandboxes are given by their callers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entrypoint: Vec<String>,
+    /// Its arguments, or the whole command where there is no program.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cmd: Vec<String>,
+    /// The shell of builds; `/bin/sh -c` if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shell: Vec<String>,
+    /// Labels.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Ports that its programs listen on, like `80/tcp`.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub exposed_ports: BTreeSet<String>,
 }
 
 #[cfg(test)]

@@ -70,6 +70,8 @@ pub struct Sandbox {
     pub totals: Usage,
     /// The idempotency key it was created with, so that a retry after a crash finds it.
     pub created_with: Option<String>,
+    /// Whether the engine made it for itself, for a step of a build. It is not listed, and nobody finds it by name.
+    pub internal: bool,
     /// When it was created.
     pub created_at: Timestamp,
     /// When its configuration or phase changed.
@@ -120,6 +122,7 @@ impl Sandbox {
             session: None,
             totals: Usage::default(),
             created_with: None,
+            internal: false,
             created_at: now,
             updated_at: now,
             phase_at: now,

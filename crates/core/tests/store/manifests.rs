@@ -60,6 +60,7 @@ async fn documents_come_back_as_they_were_written() {
         created_at: now(),
         source: "somewhere".to_owned(),
         customized: None,
+        step: None,
     };
     let (project, sandbox, snapshot) = (project("p"), sandbox(&[]), snapshot(&[]));
     let drive = drive("p", "data");

@@ -126,7 +126,7 @@ pub(crate) async fn import(
     } else {
         let name = params.needed("name")?;
         params.end()?;
-        let upload = receive(&app, request.into_body()).await?;
+        let upload = receive(&app, request.into_body(), u64::MAX).await?;
         (upload.to_path_buf(), name, Some(upload))
     };
     let engine = app.engine.clone();
@@ -168,8 +168,8 @@ pub(crate) async fn customize(
     }))
 }
 
-/// Puts an uploaded archive on the disk, piece by piece.
-async fn receive(app: &App, body: Body) -> Result<TempPath, ApiError> {
+/// Puts an uploaded archive of at most `most` bytes on the disk, piece by piece.
+pub(super) async fn receive(app: &App, body: Body, most: u64) -> Result<TempPath, ApiError> {
     let disk = |error: io::Error| {
         tracing::error!(%error, "cannot store an upload");
         if error.kind() == io::ErrorKind::StorageFull {
@@ -184,11 +184,17 @@ async fn receive(app: &App, body: Body) -> Result<TempPath, ApiError> {
         .into_parts();
     let mut file = tokio::fs::File::from_std(file);
     let mut pieces = body.into_data_stream();
+    let mut left = most;
     while let Some(piece) = tokio::time::timeout(app.limits.upload_pause, pieces.next())
         .await
         .map_err(|_| ApiError::invalid("the upload paused for too long"))?
     {
         let bytes = piece.map_err(|_| ApiError::invalid("the upload broke off"))?;
+        left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
+            let message = format!("the archive has more than {} GiB", most >> 30);
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+                .hint("leave files out with .dockerignore")
+        })?;
         file.write_all(&bytes).await.map_err(disk)?;
     }
     file.flush().await.map_err(disk)?;

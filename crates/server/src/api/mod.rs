@@ -9,6 +9,7 @@
 
 pub(crate) mod approvals;
 pub(crate) mod audit;
+pub(crate) mod builds;
 pub(crate) mod commands;
 pub(crate) mod drives;
 pub(crate) mod events;
@@ -205,6 +206,7 @@ fn short_routes() -> Router<Arc<App>> {
         .route("/v1/approvals/{id}/answer", post(approvals::answer))
         .route("/v1/sandboxes/{name}/approvals", post(approvals::ask))
         .route("/v1/images", get(images::list))
+        .route("/v1/images/prune", post(builds::prune))
         .route("/v1/images/{*name}", get(images::get).delete(images::remove))
         .route("/v1/snapshots", get(snapshots::list))
         .route("/v1/snapshots/{id}", get(snapshots::get).delete(snapshots::remove))
@@ -274,6 +276,7 @@ fn stream_routes() -> Router<Arc<App>> {
         .route("/v1/audit", get(audit::entries))
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/images/import", post(images::import))
+        .route("/v1/images/build", post(builds::build))
         .route("/v1/images/customize", post(images::customize))
         // Its former name.
         .route("/v1/images/dress", post(images::customize))

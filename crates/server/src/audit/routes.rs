@@ -72,6 +72,8 @@ const API: &[RouteLine] = &[
     ("POST", "/v1/images/pull", Change, "image.pull", ""),
     ("POST", "/v1/images/import", Change, "image.import", ""),
     ("POST", "/v1/images/customize", Change, "image.customize", ""),
+    ("POST", "/v1/images/build", Change, "image.build", ""),
+    ("POST", "/v1/images/prune", Change, "image.prune", "images"),
     ("POST", "/v1/images/dress", Change, "image.customize", ""),
     ("GET", "/v1/snapshots", No, "", ""),
     ("GET", "/v1/snapshots/{id}", No, "", ""),

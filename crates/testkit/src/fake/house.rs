@@ -240,6 +240,7 @@ async fn make_image(store: &Store) {
         created_at: now(),
         source: "a test".to_owned(),
         customized: None,
+        step: None,
     };
     store.write(&image, Durability::Synced).await.expect("an image");
 }

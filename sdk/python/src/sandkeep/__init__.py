@@ -11,7 +11,7 @@ from . import _codes, inputs, types
 from ._async.client import AsyncSandkeep
 from ._async.sandbox import AsyncCommand, AsyncFiles, AsyncSandbox
 from ._async.sockets import AsyncConnection, AsyncTerminal, AsyncWebSocket
-from ._async.streams import AsyncEventStream, AsyncOutputStream, AsyncProgressStream
+from ._async.streams import AsyncBuildStream, AsyncEventStream, AsyncOutputStream, AsyncProgressStream
 from ._codes import *  # noqa: F403
 from ._common import Argv, Duration, Result, SandboxSettings
 from ._errors import (
@@ -26,7 +26,7 @@ from ._errors import (
 from ._sync.client import Sandkeep
 from ._sync.sandbox import Command, Files, Sandbox
 from ._sync.sockets import Connection, Terminal, WebSocket
-from ._sync.streams import EventStream, OutputStream, ProgressStream
+from ._sync.streams import BuildStream, EventStream, OutputStream, ProgressStream
 from ._wire import Output
 
 __version__ = "0.1.0"
@@ -34,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ApiError",
     "Argv",
+    "AsyncBuildStream",
     "AsyncCommand",
     "AsyncConnection",
     "AsyncEventStream",
@@ -44,6 +45,7 @@ __all__ = [
     "AsyncSandkeep",
     "AsyncTerminal",
     "AsyncWebSocket",
+    "BuildStream",
     "Command",
     "CommandFailed",
     "ConfigurationError",

@@ -21,9 +21,12 @@ __all__ = [
     "AncestorDeletedError",
     "AnswerLinkNotValidError",
     "ApprovalNotFoundError",
+    "BadDockerfileError",
     "BadImageError",
     "BadMountPointError",
     "BadPathError",
+    "BuildCanceledError",
+    "BuildFailedError",
     "BusyError",
     "CommandEndedError",
     "CommandNotFoundError",
@@ -123,6 +126,7 @@ __all__ = [
     "TlsRequiredError",
     "TooLargeError",
     "TooManyApprovalsError",
+    "TooManyBuildsError",
     "TooManyCapturesError",
     "TooManyConcurrentRequestsError",
     "TooManyConnectionsError",
@@ -208,6 +212,10 @@ class ApprovalNotFoundError(NotFoundError):
     """`approval_not_found`, 404."""
 
 
+class BadDockerfileError(BadRequestError):
+    """`bad_dockerfile`, 400."""
+
+
 class BadImageError(BadRequestError):
     """`bad_image`, 400."""
 
@@ -218,6 +226,14 @@ class BadMountPointError(BadRequestError):
 
 class BadPathError(BadRequestError):
     """`bad_path`, 400."""
+
+
+class BuildCanceledError(UnavailableError):
+    """`build_canceled`, 503."""
+
+
+class BuildFailedError(BadRequestError):
+    """`build_failed`, 400."""
 
 
 class BusyError(UnavailableError):
@@ -616,6 +632,10 @@ class TooManyApprovalsError(TooManyError):
     """`too_many_approvals`, 429."""
 
 
+class TooManyBuildsError(TooManyError):
+    """`too_many_builds`, 429."""
+
+
 class TooManyCapturesError(ConflictError):
     """`too_many_captures`, 409."""
 
@@ -693,9 +713,12 @@ BY_CODE: dict[str, type[ApiError]] = {
     "ancestor_deleted": AncestorDeletedError,
     "answer_link_not_valid": AnswerLinkNotValidError,
     "approval_not_found": ApprovalNotFoundError,
+    "bad_dockerfile": BadDockerfileError,
     "bad_image": BadImageError,
     "bad_mount_point": BadMountPointError,
     "bad_path": BadPathError,
+    "build_canceled": BuildCanceledError,
+    "build_failed": BuildFailedError,
     "busy": BusyError,
     "command_ended": CommandEndedError,
     "command_not_found": CommandNotFoundError,
@@ -795,6 +818,7 @@ BY_CODE: dict[str, type[ApiError]] = {
     "tls_required": TlsRequiredError,
     "too_large": TooLargeError,
     "too_many_approvals": TooManyApprovalsError,
+    "too_many_builds": TooManyBuildsError,
     "too_many_captures": TooManyCapturesError,
     "too_many_concurrent_requests": TooManyConcurrentRequestsError,
     "too_many_connections": TooManyConnectionsError,

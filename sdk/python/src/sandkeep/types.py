@@ -172,6 +172,72 @@ BroughtBack: TypeAlias = Literal["promoted", "merged"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class BuildProgressStep:
+    """A step begins, or was found in the cache."""
+
+    number: int
+    """Which, counted from 1."""
+    total: int
+    """How many there are."""
+    line: int
+    """Its line in the Dockerfile."""
+    text: str
+    """The instruction."""
+    cached: bool
+    """Whether its result was in the cache."""
+    type: Literal["step"] = "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildProgressOutput:
+    """A step printed something."""
+
+    text: str
+    """What: text, or the replacement character for what is none."""
+    type: Literal["output"] = "output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildProgressProgress:
+    """How far a pull has come."""
+
+    what: str
+    """What is being done, for people; also what tells several bars apart."""
+    done: int
+    """How much is done: bytes, or files where `total` is absent."""
+    total: int | None = None
+    """How much there is, where that is known."""
+    type: Literal["progress"] = "progress"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildProgressWarning:
+    """Something that may not be as it was meant."""
+
+    text: str
+    """What."""
+    type: Literal["warning"] = "warning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildProgressDone:
+    """The image is there. The last line."""
+
+    image: Image
+    """The image."""
+    type: Literal["done"] = "done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildProgressError:
+    """It did not work. The last line."""
+
+    error: ErrorBody
+    """Why."""
+    type: Literal["error"] = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChangedPath:
     """A path that changed."""
 
@@ -859,6 +925,14 @@ class Image:
     """The working directory of commands."""
     env: dict[str, str]
     """The environment of commands."""
+    entrypoint: list[str] = field(default_factory=list)
+    """The program, for those who ask: sandboxes run what their callers say."""
+    cmd: list[str] = field(default_factory=list)
+    """Its arguments, or the whole command."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels."""
+    exposed_ports: list[str] = field(default_factory=list)
+    """Ports that its programs listen on, like `80/tcp`."""
     source: str
     """Where it came from: `host`, a path, a registry reference, the image it was customized from."""
     customized: bool = False
@@ -1278,6 +1352,14 @@ class PromotedIntoDrive:
 
 Protocol: TypeAlias = Literal["tcp", "udp", "icmp", "dns", "http"]
 """What kind of traffic it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunedBuilds:
+    """What was removed from the cache of builds."""
+
+    steps: int
+    """How many steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -2260,6 +2342,9 @@ class Why:
     notices: list[str]
     """Other notices: memory that could not be used, a pause that was refused, a failure."""
 
+
+BuildProgress: TypeAlias = Union[BuildProgressStep, BuildProgressOutput, BuildProgressProgress, BuildProgressWarning, BuildProgressDone, BuildProgressError]
+"""One line of the answer to a build."""
 
 ExecAnswer: TypeAlias = Union[ExecResult, Command]
 """What `POST …/exec` answers as one JSON document: with `?wait=true` the result, with `detach` the command."""

@@ -2,9 +2,9 @@
 
 use crate::catalog::RecordKey;
 use crate::db::{Page, Paged};
-use crate::engine::snapshots::drives::{CreateDrive, LARGEST, same};
+use crate::engine::snapshots::drives::CreateDrive;
 use crate::engine::{Engine, Error, PromoteIntoDrive, PromotedIntoDrive, Result};
-use crate::model::{DRIVE_SIZE, Drive, DriveId, FORMAT, Name, check_drive_name, now};
+use crate::model::{Drive, DriveId, Name, check_drive_name, now};
 
 impl Engine {
     /// Makes a drive, or returns the one of that name; the second value is whether it was made.
@@ -19,31 +19,7 @@ impl Engine {
         request: CreateDrive,
     ) -> Result<(Drive, bool)> {
         self.parts.tenancy.require_project(project)?;
-        check_drive_name(&request.name)?;
-        if request.max_size.is_some_and(|size| size.0 == 0 || size > LARGEST) {
-            return Err(Error::invalid("max_size", "between 1 byte and 1024T"));
-        }
-        let drive = Drive {
-            format: FORMAT,
-            id: DriveId::fresh(),
-            project: project.clone(),
-            name: request.name.clone(),
-            max_size: request.max_size.unwrap_or(DRIVE_SIZE),
-            layers: Vec::new(),
-            generation: 0,
-            attached: None,
-            parent: None,
-            root: None,
-            notes: request.notes.clone(),
-            created_at: now(),
-            updated_at: now(),
-        };
-        let _drives = self.parts.storage.drives.changes.lock().await;
-        if let Some(found) = self.parts.context.db.drive(project, &request.name).await? {
-            same(&found, &request)?;
-            return Ok((found, false));
-        }
-        Ok((self.parts.storage.drives.found_drive(drive).await?, true))
+        self.parts.storage.drives.create(project, &request).await
     }
 
     /// Finds a drive.

@@ -5,6 +5,7 @@
 
 pub(in crate::engine) mod approvals;
 mod audit;
+mod builds;
 mod commands;
 mod drives;
 mod events;

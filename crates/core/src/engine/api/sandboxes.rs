@@ -159,7 +159,7 @@ impl Engine {
         let mut found = self.parts.context.db.sandboxes(Some(project), filter, page).await?;
         let now = |one| self.parts.lifecycle.last_used(self.parts.lifecycle.records.as_known(one));
         found.items = found.items.into_iter().map(now).collect();
-        found.items.retain(|sandbox| sandbox.phase() != Phase::Deleted);
+        found.items.retain(|sandbox| sandbox.phase() != Phase::Deleted && !sandbox.internal);
         Ok(found)
     }
 
@@ -247,6 +247,7 @@ impl Engine {
         let work = async {
             // A delete that broke off is found too, and finished.
             let found = self.parts.context.db.sandbox(project, name).await?;
+            let found = found.filter(|sandbox| !sandbox.internal);
             let id = found.ok_or_else(|| self.parts.lifecycle.no_such(project, name))?.id;
             if request.only.as_ref().is_some_and(|only| *only != id) {
                 return Err(Error::UsedMeanwhile(name.clone()));

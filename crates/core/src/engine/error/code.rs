@@ -17,6 +17,11 @@ impl Error {
             Self::Config(_) | Self::Invalid { .. } | Self::Db(DbError::Cursor | DbError::Order) => {
                 "invalid"
             }
+            Self::Dockerfile(_) => "bad_dockerfile",
+            Self::BuildStepFailed { .. } => "build_failed",
+            Self::BuildStep { error, .. } => error.code(),
+            Self::TooManyBuilds { .. } => "too_many_builds",
+            Self::BuildCanceled => "build_canceled",
             Self::NoDriver { .. } => "unknown_driver",
             Self::AbsentDriver { .. } => "driver_not_available",
             Self::NoStdin(_) => "no_stdin",
@@ -170,6 +175,7 @@ fn image_code(error: &ImageError) -> &'static str {
     match error {
         ImageError::NotFound { .. } | ImageError::Unknown { .. } => "image_not_found",
         ImageError::BadName { .. } | ImageError::BadCustomization { .. } => "invalid",
+        ImageError::BadCopy { .. } => "bad_dockerfile",
         ImageError::NotAnImage { .. } | ImageError::Damaged { .. } | ImageError::Refused { .. } => {
             "bad_image"
         }

@@ -19,6 +19,8 @@ impl Error {
                 format!("choose another name, or ask to get `{name}` if it exists (`keep create {name} --get`)")
             }
             Self::NoDriver { .. } => "name one of those; `keep doctor` shows what this host lacks for others".to_owned(),
+            Self::BuildStep { error, .. } => error.hint()?,
+            Self::TooManyBuilds { .. } => "wait until one of them has ended".to_owned(),
             Self::AbsentDriver { fix, .. } => fix.clone()?,
             Self::NoSandbox(NoSuch { trashed: None, .. }) => "`keep ls` lists what there is".to_owned(),
             Self::NoSandbox(NoSuch { name, trashed: Some(_) }) => {

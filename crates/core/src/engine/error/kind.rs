@@ -44,8 +44,11 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
+            Self::BuildStep { error, .. } => error.kind(),
             Self::Config(_)
             | Self::Invalid { .. }
+            | Self::Dockerfile(_)
+            | Self::BuildStepFailed { .. }
             | Self::NoDriver { .. }
             | Self::AbsentDriver { .. }
             | Self::NoStdin(_)
@@ -73,6 +76,7 @@ impl Error {
             | Self::WebhookAnswers => ErrorKind::Forbidden,
             Self::TooManyRuns { .. }
             | Self::TooManyApprovals { .. }
+            | Self::TooManyBuilds { .. }
             | Self::TooManyDeliveries(_) => ErrorKind::TooMany,
             Self::NameTaken(_)
             | Self::Lost(_)
@@ -129,6 +133,7 @@ impl Error {
             | Self::Driver(DriverError::NoRoom { .. })
             | Self::Db(DbError::Full { .. }) => ErrorKind::Exhausted,
             Self::SessionOver
+            | Self::BuildCanceled
             | Self::ShuttingDown
             | Self::Recovering
             | Self::TooManyExports(_)
@@ -201,6 +206,7 @@ fn image_kind(error: &ImageError) -> ErrorKind {
         ImageError::NotFound { .. } | ImageError::Unknown { .. } => ErrorKind::NotFound,
         ImageError::BadName { .. }
         | ImageError::BadCustomization { .. }
+        | ImageError::BadCopy { .. }
         | ImageError::NotAnImage { .. }
         | ImageError::Damaged { .. }
         | ImageError::Refused { .. }

@@ -34,6 +34,8 @@ pub(in crate::engine) struct StartingPoint {
     /// Whether that has memory.
     pub(in crate::engine) memory: bool,
     pub(in crate::engine) forked_from: Option<Lineage>,
+    /// [`Sandbox::internal`].
+    pub(in crate::engine) internal: bool,
 }
 
 impl Lifecycle {
@@ -77,6 +79,7 @@ impl Lifecycle {
                     current: None,
                     memory: false,
                     forked_from: None,
+                    internal: false,
                 }
             }
         };
@@ -94,7 +97,7 @@ impl Lifecycle {
     }
 
     /// What a sandbox is that asks for nothing, or for no more than a driver.
-    fn fresh_config(&self, driver: Option<&str>) -> Config {
+    pub(in crate::engine) fn fresh_config(&self, driver: Option<&str>) -> Config {
         let driver = driver.unwrap_or(&self.context.settings.default_driver).to_owned();
         let found = self.context.driver(&driver);
         let keeps = found.is_ok_and(|found| pausing(&*found).is_some());
@@ -199,6 +202,7 @@ impl Lifecycle {
             memory: !snapshot.memory.is_empty(),
             current: Some(snapshot.id),
             forked_from: Some(forked_from),
+            internal: false,
         }
     }
 
@@ -212,8 +216,16 @@ impl Lifecycle {
         start: bool,
     ) -> Result<Opened> {
         // Held until the sandbox's record names what it stands on.
-        let StartingPoint { config, hold, layers, image_config, current, memory, forked_from } =
-            start_point;
+        let StartingPoint {
+            config,
+            hold,
+            layers,
+            image_config,
+            current,
+            memory,
+            forked_from,
+            internal,
+        } = start_point;
         let hold = match hold {
             Some(hold) => hold,
             None => {
@@ -230,6 +242,7 @@ impl Lifecycle {
         sandbox.image_config = image_config;
         sandbox.forked_from = forked_from;
         sandbox.created_with = created_with;
+        sandbox.internal = internal;
         self.turn(sandbox.id.clone(), move |this, slot| async move {
             loop {
                 let lost = this.records.lost_names.get(&sandbox.project, &sandbox.name);

@@ -268,6 +268,7 @@ impl Lifecycle {
                     group_id: None,
                     on_accept: OnAccept::Keep,
                 }),
+                internal: false,
             },
         };
         let forked_from = start_point.forked_from.map(|from| match chosen_by_id {

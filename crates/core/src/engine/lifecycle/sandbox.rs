@@ -13,8 +13,8 @@ use crate::engine::snapshots::snapshot_records::checked_expiry;
 use crate::engine::{Error, Result, SnapshotOnStop, Stop, Stopped, WakeMode, after};
 use crate::model::lifecycle::{LifecycleCommand, Phase};
 use crate::model::{
-    Change, Config, Ending, Name, Patch, Sandbox, SandboxId, Session, SessionEnd, SessionId,
-    SnapshotKind, lifecycle,
+    Change, Config, Ending, Expiry, Name, Patch, Sandbox, SandboxId, Session, SessionEnd,
+    SessionId, SnapshotKind, lifecycle,
 };
 use crate::store::Durability;
 
@@ -32,7 +32,7 @@ impl Lifecycle {
         let found = self.db.sandbox(project, name).await?;
         found
             .map(|sandbox| self.records.as_known(sandbox))
-            .filter(|sandbox| sandbox.phase() != Phase::Deleted)
+            .filter(|sandbox| sandbox.phase() != Phase::Deleted && !sandbox.internal)
             .ok_or_else(|| self.no_such(project, name))
     }
 
@@ -163,7 +163,17 @@ impl Lifecycle {
         let expiry = checked_expiry(request.expires)?;
         request.decision.check()?;
         let id = self.find(project, name).await?.id;
-        let name = name.clone();
+        self.stop_found(id, name.clone(), request, expiry).await
+    }
+
+    /// The same for a sandbox that was found.
+    pub(in crate::engine) async fn stop_found(
+        self: &Arc<Self>,
+        id: SandboxId,
+        name: Name,
+        request: Stop,
+        expiry: Expiry,
+    ) -> Result<Stopped> {
         self.turn(id.clone(), move |this, slot| async move {
             let mut sandbox = this.reread(&slot, &id, &name).await?;
             if let Some(meant) = &request.session

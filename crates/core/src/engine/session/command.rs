@@ -265,7 +265,17 @@ impl Sessions {
         live: &Arc<RunningSandbox>,
         exec: &Exec,
     ) -> Result<(Arc<Tracked>, OutputStream)> {
-        self.launch_as(live, exec, None).await
+        self.launch_as(live, exec, None, Given::default()).await
+    }
+
+    /// The same with secrets besides, which are on no record.
+    pub(in crate::engine) async fn launch_given(
+        self: &Arc<Self>,
+        live: &Arc<RunningSandbox>,
+        exec: &Exec,
+        besides: Given,
+    ) -> Result<(Arc<Tracked>, OutputStream)> {
+        self.launch_as(live, exec, None, besides).await
     }
 
     /// Starts a service's process in a running sandbox, which it does not keep awake.
@@ -275,7 +285,9 @@ impl Sessions {
         exec: &Exec,
         service: &Name,
     ) -> Result<Arc<Tracked>> {
-        self.launch_as(live, exec, Some(service)).await.map(|(tracked, _)| tracked)
+        self.launch_as(live, exec, Some(service), Given::default())
+            .await
+            .map(|(tracked, _)| tracked)
     }
 
     async fn launch_as(
@@ -283,13 +295,16 @@ impl Sessions {
         live: &Arc<RunningSandbox>,
         exec: &Exec,
         service: Option<&Name>,
+        besides: Given,
     ) -> Result<(Arc<Tracked>, OutputStream)> {
         let (hold, _gate) = live.enter().await?;
         let guest = live.guest().await?;
         let sandbox = live.sandbox();
         let mut env = live.trust();
         env.extend(self.secrets.placeholders(&sandbox)?);
-        let given = self.secrets.inject(live, &exec.inject).await?;
+        let mut given = self.secrets.inject(live, &exec.inject).await?;
+        given.env.extend(besides.env);
+        given.files.extend(besides.files);
         let (spawn, mut record) = prepare(&sandbox, &live.session(), env, exec, given);
         record.service = service.cloned();
         record.oom_kills_before = live.driver.oom_kills(&live.key);

@@ -103,6 +103,8 @@ pub(super) struct Flat {
     uids: Option<UidRange>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     created_with: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    internal: bool,
     created_at: Timestamp,
     updated_at: Timestamp,
     #[serde(default)]
@@ -179,6 +181,7 @@ impl From<Flat> for Sandbox {
             session: flat.session,
             totals: flat.totals,
             created_with: flat.created_with,
+            internal: flat.internal,
             created_at: flat.created_at,
             updated_at: flat.updated_at,
             phase_at: flat.phase_at,
@@ -230,6 +233,7 @@ impl From<Sandbox> for Flat {
             mounted: Vec::new(),
             uids: None,
             created_with: sandbox.created_with,
+            internal: sandbox.internal,
             created_at: sandbox.created_at,
             updated_at: sandbox.updated_at,
             phase_at: sandbox.phase_at,

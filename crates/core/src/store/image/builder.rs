@@ -113,7 +113,16 @@ impl LayerBuilder {
 
     /// Puts all of an image's layers on a stack that is empty.
     pub(super) async fn push_image(&self, stack: &mut LayerStack, base: &Image) -> ImageResult<()> {
-        for id in base.layers.iter().rev() {
+        self.push_layers(stack, &base.layers).await
+    }
+
+    /// The same for layers of which the first is the topmost.
+    pub(super) async fn push_layers(
+        &self,
+        stack: &mut LayerStack,
+        layers: &[LayerId],
+    ) -> ImageResult<()> {
+        for id in layers.iter().rev() {
             // Held first and looked at then: a collection in between is seen.
             stack.held.layers(std::slice::from_ref(id)).await;
             self.store.layer(id).await?;
@@ -321,7 +330,7 @@ impl LayerBuilder {
         Ok(dir)
     }
 
-    fn room(&self) -> ImageResult<UnpackRoom> {
+    pub(super) fn room(&self) -> ImageResult<UnpackRoom> {
         let free = self.store.usable()?.usable;
         let largest = self.settings.largest_layer.0;
         Ok(if free < largest {

@@ -37,6 +37,12 @@ pub enum ImageError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Files cannot be copied into an image as a Dockerfile says.
+    #[error("{reason}")]
+    BadCopy {
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// The file is none of the kinds that can be imported.
     #[error("{what} cannot be imported: {reason}")]
     NotAnImage {

@@ -1,9 +1,9 @@
 //! Images: what a sandbox starts from when it has no snapshot.
 //!
 //! An image is a manifest, `images/<name>.json`, that names a chain of sealed layers and says how
-//! commands run on them. It is made in one of four ways: [`Images::host`] makes one of this
+//! commands run on them. It is made in one of five ways: [`Images::host`] makes one of this
 //! machine, [`Images::pull`] gets one from a registry, [`Images::import`] reads one from a file,
-//! and [`Images::customize`] adds a layer to another. What a name stood for before is replaced.
+//! and [`Images::customize`] adds a layer to another. Builds make theirs step by step (`build`). What a name stood for before is replaced.
 //! `docs/formats/image.md` has the rules in full.
 //!
 //! What holds, whatever is pulled or imported:
@@ -18,6 +18,7 @@
 //! - Archives and registries are not trusted; see [`unpack`] and [`registry`].
 
 mod attributes;
+mod build;
 mod builder;
 mod customize;
 mod digest;
@@ -42,6 +43,7 @@ use futures_util::StreamExt as _;
 use super::{Store, StoreError};
 use crate::model::{FORMAT, Image, ImageConfig, LayerId, Size, now};
 
+pub use build::{BuildContext, CopyRequest, CopySource, FileOwner, InlineFile, PlannedFiles};
 pub use customize::{AddedDirectory, Customization};
 pub use error::{ImageError, ImageResult};
 pub use host::{HostRoot, HostTree};
@@ -54,6 +56,9 @@ use self::registry::Registry;
 
 /// What the image of this machine is called.
 pub const HOST: &str = "host";
+
+/// How the names of images begin that are steps of builds.
+const STEPS: &str = "build-step/";
 
 /// How many layers are downloaded at a time.
 const DOWNLOADS: usize = 3;
@@ -107,6 +112,7 @@ impl Images {
     /// them.
     pub async fn list(&self) -> ImageResult<Vec<Image>> {
         let mut images = self.builder.store.scan::<Image>().await?.good;
+        images.retain(|image| image.step.is_none());
         images.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(images)
     }
@@ -129,6 +135,9 @@ impl Images {
     async fn find(&self, name: &str) -> ImageResult<Option<Image>> {
         let short = name.parse::<Reference>().ok().map(|reference| reference.to_string());
         for name in [Some(name.to_owned()), short].into_iter().flatten() {
+            if name.starts_with(STEPS) {
+                continue;
+            }
             match self.builder.store.read::<Image>(&name).await {
                 Ok(image) => return Ok(Some(image)),
                 Err(error) if error.is_not_found() => {}
@@ -256,6 +265,7 @@ impl Images {
             created_at: now(),
             source: source.to_owned(),
             customized: None,
+            step: None,
         };
         self.builder.publish(&image).await?;
         Ok(image)
@@ -281,6 +291,8 @@ fn check_name(name: &str) -> ImageResult<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
     let reason = if name == HOST {
         "it is the image of this machine"
+    } else if name.starts_with(STEPS) {
+        "names that begin like this are for steps of builds"
     } else if name.is_empty() || name.len() > 255 {
         "it must have 1 to 255 characters"
     } else if !name.chars().all(plain) {

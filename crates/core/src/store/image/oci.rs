@@ -163,6 +163,11 @@ struct Execution {
     user: Option<String>,
     env: Option<Vec<String>>,
     working_dir: Option<String>,
+    entrypoint: Option<Vec<String>>,
+    cmd: Option<Vec<String>>,
+    shell: Option<Vec<String>>,
+    labels: Option<BTreeMap<String, String>>,
+    exposed_ports: Option<BTreeMap<String, serde_json::Value>>,
 }
 
 impl OciConfig {
@@ -197,6 +202,16 @@ impl OciConfig {
             user: said(&execution.user),
             cwd: said(&execution.working_dir),
             env: env.collect(),
+            entrypoint: execution.entrypoint.clone().unwrap_or_default(),
+            cmd: execution.cmd.clone().unwrap_or_default(),
+            shell: execution.shell.clone().unwrap_or_default(),
+            labels: execution.labels.clone().unwrap_or_default(),
+            exposed_ports: execution
+                .exposed_ports
+                .iter()
+                .flatten()
+                .map(|(port, _)| port.clone())
+                .collect(),
         }
     }
 }

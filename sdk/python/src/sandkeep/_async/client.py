@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import IO, Any
@@ -10,8 +11,9 @@ from typing_extensions import Unpack
 
 from .. import inputs, types
 from .._common import Duration, SandboxSettings, file_like, given, settings_body, span, tag_pairs
+from .._errors import ConnectionFailed
 from .sandbox import PIECE, AsyncSandbox, save
-from .streams import AsyncEventStream, AsyncProgressStream, pages
+from .streams import AsyncBuildStream, AsyncEventStream, AsyncProgressStream, pages
 from .transport import AsyncTransport
 
 
@@ -454,6 +456,47 @@ class AsyncImages:
 
         headers = {"Content-Type": "application/x-tar"}
         return await self._work("import_image", query={"name": name}, content=pieces, headers=headers)
+
+    async def build(
+        self,
+        context: bytes | IO[bytes],
+        name: str,
+        *,
+        dockerfile: str = "Dockerfile",
+        args: Mapping[str, str] | None = None,
+        target: str | None = None,
+        secrets: Mapping[str, str] | None = None,
+        no_cache: bool = False,
+    ) -> AsyncBuildStream:
+        """Builds an image from a Dockerfile. `context` is a tar archive with the Dockerfile and all files it may copy.
+
+        The build ends when its stream is closed. Secrets are for `RUN --mount=type=secret`, 8 KiB together.
+        """
+        source = file_like(context)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while piece := source.read(PIECE):
+                yield piece
+
+        query = given(
+            name=name,
+            dockerfile=dockerfile,
+            arg=[f"{key}={value}" for key, value in (args or {}).items()] or None,
+            target=target,
+            no_cache=no_cache or None,
+        )
+        headers = {"Content-Type": "application/x-tar"}
+        if secrets:
+            packed = [f"{key}={base64.b64encode(value.encode()).decode()}" for key, value in secrets.items()]
+            headers["Sandkeep-Build-Secret"] = ",".join(packed)
+        answer = await self._transport.send(
+            "build_image", query=query, content=pieces, headers=headers, timeout=0
+        )
+        return AsyncBuildStream(answer)
+
+    async def prune(self) -> types.PrunedBuilds:
+        """Deletes what builds of the project have kept for the next one. Images stay."""
+        return await self._transport.call("prune_builds", types.PrunedBuilds)
 
     async def customize(self, request: inputs.CustomizeRequest) -> AsyncProgressStream:
         """Makes an image of another one and directories of the server."""

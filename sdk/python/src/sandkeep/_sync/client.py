@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -11,8 +12,9 @@ from typing_extensions import Unpack
 
 from .. import inputs, types
 from .._common import Duration, SandboxSettings, file_like, given, settings_body, span, tag_pairs
+from .._errors import ConnectionFailed
 from .sandbox import PIECE, Sandbox, save
-from .streams import EventStream, ProgressStream, pages
+from .streams import BuildStream, EventStream, ProgressStream, pages
 from .transport import Transport
 
 
@@ -455,6 +457,47 @@ class Images:
 
         headers = {"Content-Type": "application/x-tar"}
         return self._work("import_image", query={"name": name}, content=pieces, headers=headers)
+
+    def build(
+        self,
+        context: bytes | IO[bytes],
+        name: str,
+        *,
+        dockerfile: str = "Dockerfile",
+        args: Mapping[str, str] | None = None,
+        target: str | None = None,
+        secrets: Mapping[str, str] | None = None,
+        no_cache: bool = False,
+    ) -> BuildStream:
+        """Builds an image from a Dockerfile. `context` is a tar archive with the Dockerfile and all files it may copy.
+
+        The build ends when its stream is closed. Secrets are for `RUN --mount=type=secret`, 8 KiB together.
+        """
+        source = file_like(context)
+
+        def pieces() -> Iterator[bytes]:
+            while piece := source.read(PIECE):
+                yield piece
+
+        query = given(
+            name=name,
+            dockerfile=dockerfile,
+            arg=[f"{key}={value}" for key, value in (args or {}).items()] or None,
+            target=target,
+            no_cache=no_cache or None,
+        )
+        headers = {"Content-Type": "application/x-tar"}
+        if secrets:
+            packed = [f"{key}={base64.b64encode(value.encode()).decode()}" for key, value in secrets.items()]
+            headers["Sandkeep-Build-Secret"] = ",".join(packed)
+        answer = self._transport.send(
+            "build_image", query=query, content=pieces, headers=headers, timeout=0
+        )
+        return BuildStream(answer)
+
+    def prune(self) -> types.PrunedBuilds:
+        """Deletes what builds of the project have kept for the next one. Images stay."""
+        return self._transport.call("prune_builds", types.PrunedBuilds)
 
     def customize(self, request: inputs.CustomizeRequest) -> ProgressStream:
         """Makes an image of another one and directories of the server."""

@@ -316,6 +316,52 @@ class ProgressStream:
         return self.image
 
 
+class BuildStream:
+    """Steps of a build, their output and progress; its end is the image. Closing it ends the build."""
+
+    _KINDS = {
+        "step": types.BuildProgressStep,
+        "output": types.BuildProgressOutput,
+        "progress": types.BuildProgressProgress,
+        "warning": types.BuildProgressWarning,
+    }
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._answer = answer
+        self.image: types.Image | None = None
+        """The image, once the work is done."""
+
+    def __iter__(
+        self,
+    ) -> Iterator[
+        types.BuildProgressStep
+        | types.BuildProgressOutput
+        | types.BuildProgressProgress
+        | types.BuildProgressWarning
+    ]:
+        try:
+            for line in _lines(self._answer):
+                told = json.loads(line)
+                if kind := self._KINDS.get(told.get("type")):
+                    yield decode(kind, told)
+                elif told.get("type") == "done":
+                    self.image = decode(types.Image, told["image"])
+                elif told.get("type") == "error":
+                    raise error_from_body(200, told["error"])
+        except httpx.TransportError as error:
+            raise ConnectionFailed(f"the connection broke; build again to go on: {error}") from error
+        finally:
+            self._answer.close()
+
+    def done(self) -> types.Image:
+        """Waits for the end of the build."""
+        for _ in self:
+            pass
+        if self.image is None:
+            raise ConnectionFailed("the stream was cut off before the image was done")
+        return self.image
+
+
 def pages(
     transport: Transport,
     operation: str,

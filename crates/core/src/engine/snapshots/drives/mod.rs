@@ -11,7 +11,7 @@ use crate::catalog::{CatalogError, Record, RecordKey};
 use crate::engine::snapshots::Drives;
 use crate::engine::{Error, Result};
 use crate::failpoint;
-use crate::model::{Drive, Mounts, Name, Size, now};
+use crate::model::{DRIVE_SIZE, Drive, DriveId, FORMAT, Mounts, Name, Size, check_drive_name, now};
 use crate::store::Durability;
 
 /// The largest a drive can be asked to be.
@@ -55,6 +55,39 @@ impl Drives {
     }
 
     /// Brings a new drive into being. The index decides who gets the name.
+    /// Makes a drive, or hands out the one of that name; the second answer tells whether it was made.
+    pub(in crate::engine) async fn create(
+        &self,
+        project: &Name,
+        request: &CreateDrive,
+    ) -> Result<(Drive, bool)> {
+        check_drive_name(&request.name)?;
+        if request.max_size.is_some_and(|size| size.0 == 0 || size > LARGEST) {
+            return Err(Error::invalid("max_size", "between 1 byte and 1024T"));
+        }
+        let drive = Drive {
+            format: FORMAT,
+            id: DriveId::fresh(),
+            project: project.clone(),
+            name: request.name.clone(),
+            max_size: request.max_size.unwrap_or(DRIVE_SIZE),
+            layers: Vec::new(),
+            generation: 0,
+            attached: None,
+            parent: None,
+            root: None,
+            notes: request.notes.clone(),
+            created_at: now(),
+            updated_at: now(),
+        };
+        let _drives = self.changes.lock().await;
+        if let Some(found) = self.context.db.drive(project, &request.name).await? {
+            same(&found, request)?;
+            return Ok((found, false));
+        }
+        Ok((self.found_drive(drive).await?, true))
+    }
+
     pub(in crate::engine) async fn found_drive(&self, mut drive: Drive) -> Result<Drive> {
         if !self.context.catalog.claim_drive(&drive).await? {
             return Err(Error::DriveTaken(drive.name));

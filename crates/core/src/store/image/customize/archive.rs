@@ -2,15 +2,17 @@
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, PipeReader, Read, Write};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use tar::{EntryType, Header};
 
+use super::super::attributes::keeps_xattr;
+
 /// One thing in it.
 #[derive(Debug)]
-pub(super) enum TarPart {
+pub(in crate::store::image) enum TarPart {
     Directory {
         path: PathBuf,
         mode: u32,
@@ -22,6 +24,13 @@ pub(super) enum TarPart {
         owner: (u32, u32),
         content: Vec<u8>,
     },
+    /// One thing of the host as it is, but for its owner and mode: of a directory, not what is in it.
+    Taken {
+        from: PathBuf,
+        to: PathBuf,
+        mode: u32,
+        owner: (u32, u32),
+    },
     /// A directory of the host with all that is in it, as root's.
     Tree {
         from: PathBuf,
@@ -31,14 +40,14 @@ pub(super) enum TarPart {
 
 /// An archive that is written while it is read.
 #[derive(Debug)]
-pub(super) struct CustomizationTar {
+pub(in crate::store::image) struct CustomizationTar {
     pipe: PipeReader,
     writer: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl CustomizationTar {
     /// Starts writing. `time` is that of everything that has none of its own.
-    pub(super) fn of(parts: Vec<TarPart>, time: u64) -> io::Result<Self> {
+    pub(in crate::store::image) fn of(parts: Vec<TarPart>, time: u64) -> io::Result<Self> {
         let (pipe, into) = io::pipe()?;
         let writer = std::thread::spawn(move || write(parts, time, into));
         Ok(Self { pipe, writer: Some(writer) })
@@ -72,6 +81,10 @@ fn write(parts: Vec<TarPart>, time: u64, into: impl Write) -> io::Result<()> {
                     header(EntryType::Regular, mode, content.len() as u64, owner, time);
                 builder.append_data(&mut header, path, content.as_slice())?;
             }
+            TarPart::Taken { from, to, mode, owner } => {
+                taken(&mut builder, &from, &to, mode, owner)
+                    .map_err(|error| named(&from, &error))?;
+            }
             TarPart::Tree { from, to } => tree(&mut builder, &from, &to)?,
         }
     }
@@ -87,6 +100,59 @@ fn header(kind: EntryType, mode: u32, size: u64, owner: (u32, u32), time: u64) -
     header.set_gid(owner.1.into());
     header.set_mtime(time);
     header
+}
+
+fn taken<W: Write>(
+    builder: &mut tar::Builder<W>,
+    from: &Path,
+    to: &Path,
+    mode: u32,
+    owner: (u32, u32),
+) -> io::Result<()> {
+    let found = fs::symlink_metadata(from)?;
+    let kind = found.file_type();
+    if kind.is_file() || kind.is_dir() {
+        let kept = kept_xattrs(from)?;
+        let named: Vec<(String, &[u8])> =
+            kept.iter().map(|(name, value)| (format!("SCHILY.xattr.{name}"), &value[..])).collect();
+        if !named.is_empty() {
+            builder
+                .append_pax_extensions(named.iter().map(|(name, value)| (name.as_str(), *value)))?;
+        }
+    }
+    let time = u64::try_from(found.mtime()).unwrap_or(0);
+    if kind.is_dir() {
+        let mut header = header(EntryType::Directory, mode, 0, owner, time);
+        builder.append_data(&mut header, to, io::empty())
+    } else if kind.is_symlink() {
+        let mut header = header(EntryType::Symlink, 0o777, 0, owner, time);
+        builder.append_link(&mut header, to, fs::read_link(from)?)
+    } else if kind.is_file() {
+        let mut header = header(EntryType::Regular, mode, found.len(), owner, time);
+        builder.append_data(&mut header, to, &mut File::open(from)?.take(found.len()))
+    } else if kind.is_fifo() {
+        let mut header = header(EntryType::Fifo, mode, 0, owner, time);
+        builder.append_data(&mut header, to, io::empty())
+    } else {
+        Ok(())
+    }
+}
+
+/// The extended attributes of a file that a layer may hold.
+pub(in crate::store::image) fn kept_xattrs(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let names = match xattr::list(path) {
+        Ok(names) => names,
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut kept = Vec::new();
+    for name in names.filter_map(|name| name.into_string().ok()).filter(|name| keeps_xattr(name)) {
+        if let Some(value) = xattr::get(path, &name)? {
+            kept.push((name, value));
+        }
+    }
+    kept.sort();
+    Ok(kept)
 }
 
 /// Appends a directory and what is in it, in the order of names.

@@ -11,7 +11,7 @@
 //! nothing to do, and one caller does the work when there is.
 
 mod accounts;
-mod archive;
+pub(super) mod archive;
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -191,6 +191,7 @@ impl Images {
                 base: base.name.clone(),
                 recipe: recipe(base, customization),
             }),
+            step: None,
         };
         self.builder.publish(&image).await?;
         Ok(image)
@@ -280,7 +281,7 @@ fn config(base: &ImageConfig, customization: &Customization) -> ImageConfig {
     }
     env.insert("PATH".to_owned(), path.join(":"));
     env.extend(customization.env.clone());
-    ImageConfig { user: Some(USER.to_owned()), cwd: Some(CWD.to_owned()), env }
+    ImageConfig { user: Some(USER.to_owned()), cwd: Some(CWD.to_owned()), env, ..base.clone() }
 }
 
 /// All that the layer holds.
@@ -387,7 +388,7 @@ fn bytes(base: &Below<'_>, path: &str) -> ImageResult<Option<Vec<u8>>> {
     Ok(Some(content))
 }
 
-fn text(base: &Below<'_>, path: &str) -> ImageResult<Option<String>> {
+pub(super) fn text(base: &Below<'_>, path: &str) -> ImageResult<Option<String>> {
     Ok(bytes(base, path)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 

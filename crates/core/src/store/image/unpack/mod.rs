@@ -42,6 +42,7 @@ use rustix::io::Errno;
 
 use self::dirs::Dirs;
 use self::hashed::Hashed;
+pub(super) use self::stream::is_header;
 use self::stream::{ArchiveEntry, TarKind, TarStream};
 use self::tree::{LayerTree, ParentDir};
 use self::xattrs::{give_xattrs, taken, unwanted, wanted};
@@ -49,7 +50,7 @@ use super::attributes::{Attributes, copy_file, create_file};
 use super::error::{ImageError, ImageResult};
 use crate::model::Size;
 
-pub(super) use self::below::{Below, Names};
+pub(super) use self::below::{Below, Names, Shown};
 pub(super) use self::compression::{Packing, open, packing};
 pub(super) use self::listing::{index, names};
 

@@ -271,7 +271,7 @@ impl<R: Read> Read for TarStream<R> {
 }
 
 /// Whether a block begins a tar entry: its checksum is right.
-pub(super) fn is_header(block: &[u8]) -> bool {
+pub(in super::super) fn is_header(block: &[u8]) -> bool {
     if block.len() < BLOCK {
         return false;
     }
