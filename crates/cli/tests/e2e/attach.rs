@@ -158,8 +158,8 @@ fn a_server_that_stays_away_is_waited_for_and_no_longer() {
     for exec in &mut execs {
         assert_eq!(exec.line(), "ready\n");
     }
-    keep.kill();
     let begun = Instant::now();
+    keep.kill();
     let interrupted = execs.pop().unwrap();
     let at_once = execs.pop().unwrap();
     let (code, _, told) = at_once.end();
