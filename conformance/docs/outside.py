@@ -1,6 +1,6 @@
 """Stands for the internet in tests of the documents: hosts of these names, over HTTP and HTTPS.
 
-    outside.py DIR    writes DIR/keep.toml, settings of a server whose sandboxes find it; prints `ready`; ends with its input
+    outside.py DIR    writes DIR/keep.toml, settings of a server whose sandboxes find it, and prints `ready`
 """
 
 from __future__ import annotations

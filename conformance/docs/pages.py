@@ -224,7 +224,10 @@ def run(page: str, scratch: Path) -> list[str]:
             continue
         printed = (out / str(number)).read_text()
         if not agree(lines_of(block.shown), lines_of(printed)):
-            problems.append(f"{block.where}: prints something else than the page shows\n{printed}")
+            problems.append(
+                f"{block.where}: prints something else than the page shows\n"
+                f"--- the page\n{block.shown}--- printed\n{printed}---"
+            )
     tidy()
     return problems
 
@@ -235,7 +238,7 @@ def keep(*args: str) -> list[str]:
 
 
 def tidy() -> None:
-    """Every page begins with an empty server."""
+    """Every page begins with a server without sandboxes, drives, secrets and webhooks, and with the usual network."""
     for line in keep("project", "ls")[1:]:
         project = line.split()[0]
         here = ("--project", project)

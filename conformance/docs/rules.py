@@ -66,11 +66,12 @@ NOT_RUN: dict[str, dict[str, str]] = {
 
 FOLLOWS = "it goes on until it is interrupted"
 BY_HAND = "a reader puts in their own"
+ELSEWHERE = "a test writes to its scratch directory only"
 ADDRESS = "the server of a test has another address"
 
 # What is different in a test.
 CHANGES: list[Change] = [
-    Change("README.md", "keep create vm --driver microvm", "keep create vm --driver microvm --image small", "a smaller VM"),
+    Change("README.md", "--driver microvm", "--driver microvm --image small", "a smaller VM"),
     Change("docs/API.md", "KEY=skp_...", "KEY=$(keep key create other 2>/dev/null)", BY_HAND),
     Change("docs/API.md", "http://127.0.0.1:7777", "$TEST_URL", ADDRESS),
     Change("docs/API.md", "api -N ", "endless curl -sS -H \"Authorization: Bearer $KEY\" -N ", FOLLOWS),
@@ -80,7 +81,7 @@ CHANGES: list[Change] = [
         "$(keep audit verify | sed -n 's/.* last \\([0-9]*:[0-9a-f]\\{8\\}\\).*/\\1/p')",
         BY_HAND,
     ),
-    Change("docs/MICROVM.md", "keep create vm --driver microvm", "keep create vm --driver microvm --image small", "a smaller VM"),
+    Change("docs/MICROVM.md", "--driver microvm", "--driver microvm --image small", "a smaller VM"),
     Change("docs/MICROVM.md", "./server", "sleep 1000", BY_HAND),
     Change("docs/MICROVM.md", "--count 10", "--count 2", "a test has not the memory for ten"),
     Change(
@@ -94,11 +95,11 @@ CHANGES: list[Change] = [
     Change("docs/OPERATIONS.md", "keep stats --follow", "endless keep stats --follow", FOLLOWS),
     Change("docs/OPERATIONS.md", "http://127.0.0.1:7777", "$TEST_URL", ADDRESS),
     Change("docs/OPERATIONS.md", "SANDKEEP_KEY=…", "SANDKEEP_KEY=$(keep key create other 2>/dev/null)", BY_HAND),
-    Change("docs/OPERATIONS.md", "/mnt/backups", "backups", "nothing outside of the scratch directory"),
-    Change("docs/OPERATIONS.md", "--data /var/lib/sandkeep", "--data restored", "nothing outside of the scratch directory"),
+    Change("docs/OPERATIONS.md", "/mnt/backups", "backups", ELSEWHERE),
+    Change("docs/OPERATIONS.md", "--data /var/lib/sandkeep", "--data restored", ELSEWHERE),
     Change("docs/PORTS.md", "npm run dev", "python3 -m http.server 3000", "nothing is installed for a test"),
     Change("docs/PORTS.md", "keep forward", "endless keep forward", FOLLOWS),
-    Change("docs/PORTS.md", "keep service logs my-app web --follow", "endless keep service logs my-app web --follow", FOLLOWS),
+    Change("docs/PORTS.md", "keep service logs", "endless keep service logs", FOLLOWS),
     Change("docs/RUNS.md", "accept run-…", "accept $(of_run)", BY_HAND),
     Change("docs/RUNS.md", "review run-…", "review $(of_run)", BY_HAND),
     Change("docs/RUNS.md", "reject run-…", "reject $(another_run)", BY_HAND),
@@ -109,7 +110,7 @@ CHANGES: list[Change] = [
         "it is a command for the inside; there is no one to answer",
     ),
     Change("docs/SECRETS.md", "./migrate", "true", BY_HAND),
-    Change("docs/SECRETS.md", "keep secret set DB_PASSWORD ", "echo a-password | keep secret set DB_PASSWORD ", "it is typed"),
+    Change("docs/SECRETS.md", "keep secret set DB", "echo a-password | keep secret set DB", "it is typed"),
     Change(
         "docs/guides/attempts.md",
         "add.sh && sh test.sh'\nkeep runs start --sandbox my-app --fork --name try-2",

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use sandkeep_testkit::daemon::{Daemon, skipped, unfit};
@@ -28,12 +28,12 @@ fn program(name: &str) -> Command {
 }
 
 /// What stands for the internet.
-struct Outside {
+struct Internet {
     process: Child,
     place: TempDir,
 }
 
-impl Outside {
+impl Internet {
     fn new() -> Self {
         let place = TempDir::with_prefix("keep-e2e-").unwrap();
         let mut command = program("outside.py");
@@ -44,13 +44,9 @@ impl Outside {
         assert_eq!(line, "ready\n");
         Self { process, place }
     }
-
-    fn settings(&self) -> PathBuf {
-        self.place.path().join("keep.toml")
-    }
 }
 
-impl Drop for Outside {
+impl Drop for Internet {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -70,9 +66,9 @@ fn do_what_they_say(test: &str, group: &str) {
     if let Some(why) = unfit() {
         return skipped(test, why);
     }
-    let outside = Outside::new();
-    let settings = [("SANDKEEP_CONFIG", outside.settings())];
-    let settings = settings.each_ref().map(|(name, value)| (*name, value.to_str().unwrap()));
+    let internet = Internet::new();
+    let settings = internet.place.path().join("keep.toml");
+    let settings = [("SANDKEEP_CONFIG", settings.to_str().unwrap())];
     let mut command = program("pages.py");
     let daemon = match test_kernel() {
         Ok(kernel) if group == "reference" => {
