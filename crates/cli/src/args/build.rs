@@ -70,7 +70,9 @@ fn secret(text: &str) -> Result<SecretFrom, String> {
     let (mut id, mut from) = (None, None);
     for field in text.split(',') {
         match field.split_once('=') {
-            Some(("id", value)) if !value.is_empty() && value.is_ascii() => id = Some(value.to_owned()),
+            Some(("id", value)) if !value.is_empty() && value.is_ascii() => {
+                id = Some(value.to_owned());
+            }
             Some(("src" | "source", value)) if !value.is_empty() => {
                 from = Some(SecretValue::File(value.into()));
             }

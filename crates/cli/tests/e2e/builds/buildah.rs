@@ -166,12 +166,7 @@ fn told(path: &Path, metadata: &fs::Metadata) -> String {
         format!("file of {} bytes, {}", content.len(), hex::encode(sum))
     };
     let mode = if kind.is_symlink() { 0o777 } else { metadata.mode() & 0o7777 };
-    let mut attributes = Vec::new();
-    if !kind.is_symlink() {
-        for name in listed_attributes(path) {
-            attributes.push(name);
-        }
-    }
+    let attributes = if kind.is_symlink() { Vec::new() } else { listed_attributes(path) };
     format!("{mode:o} {}:{} {what} {attributes:?}", metadata.uid(), metadata.gid())
 }
 

@@ -181,9 +181,8 @@ impl Builds {
             .done
             .remove(&last)
             .ok_or_else(|| Error::Dockerfile(DockerfileError::at(1, "the target was not built")))?;
-        let image = images
-            .publish_built(&request.name, built.layers, built.config, &request.dockerfile)
-            .await?;
+        let image =
+            images.publish_built(&request.name, built.layers, built.config, "build").await?;
         self.lifecycle.references.count_image_layers(&image.layers).await?;
         match images.forget_steps(project, false).await {
             Ok(0) => {}

@@ -136,12 +136,15 @@ impl Build<'_> {
             }
             let needles: Vec<_> = self.needles(mounts);
             self.follow(&live, step, exec, given).await?;
+            // Before anything is sealed; and once more then, for what the command has left running.
+            let open: Vec<LayerId> = live.sandbox().open_layer().cloned().into_iter().collect();
+            self.search(&open, &[], &needles, Writers::Busy, step).await?;
             let wish = Stop { snapshot: SnapshotOnStop::Always, ..Stop::default() };
             let stopped =
                 lifecycle.stop_found(id.clone(), name.clone(), wish, Expiry::Retention).await?;
             let snapshot = stopped.snapshot.ok_or(Error::SessionOver)?.item;
             self.hold.layers(&snapshot.layers).await;
-            self.search(&snapshot.layers, &state.layers, needles, step).await?;
+            self.search(&snapshot.layers, &state.layers, &needles, Writers::None, step).await?;
             Ok(snapshot.layers)
         };
         let worked: Result<Vec<LayerId>> = worked.await;
@@ -275,23 +278,18 @@ impl Build<'_> {
         &self,
         layers: &[LayerId],
         before: &[LayerId],
-        secrets: Vec<(String, Zeroizing<String>)>,
+        secrets: &[(String, Zeroizing<String>)],
+        writers: Writers,
         step: &Instruction,
     ) -> Result<()> {
         if secrets.is_empty() {
             return Ok(());
         }
-        let needles = Arc::new(Needles::new(&secrets));
+        let needles = Arc::new(Needles::new(secrets));
         for layer in layers.iter().filter(|layer| !before.contains(layer)) {
             let store = &self.builds.lifecycle.store;
             let found = store
-                .search(
-                    layer,
-                    &needles,
-                    Writers::None,
-                    Effort::Foreground,
-                    SearchedFiles::default(),
-                )
+                .search(layer, &needles, writers, Effort::Foreground, SearchedFiles::default())
                 .await?;
             for find in found.finds {
                 if let MatchKind::Secret { name, .. } = find.what {
