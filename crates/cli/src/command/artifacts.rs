@@ -232,7 +232,7 @@ impl EntryAttributes {
                 "uid" => uid = number()?,
                 "gid" => gid = number()?,
                 "mtime" => {
-                    modified = time(text()?).ok_or_else(|| io::Error::other("a bad time"))?
+                    modified = time(text()?).ok_or_else(|| io::Error::other("a bad time"))?;
                 }
                 key => {
                     if let Some(key) = key.strip_prefix(ATTRIBUTE) {
