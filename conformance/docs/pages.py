@@ -51,7 +51,7 @@ MASKS = [
     (r"\b\d{16}\b", "NUMBER"),
     (r"\bskp_[\w-]{43}|\bskp[0-9A-Za-z]{29}\b", "SECRET"),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "TIME"),
-    (r"\b\d+(\.\d+)? ?(ms|µs)\b|\b\d+(\.\d+)? s\b|\b\d+[smhd] ago\b", "SPAN"),
+    (r"\b\d+[smhd] ago\b|\b\d+(\.\d+)? ?(ms|µs|s)\b", "SPAN"),
     (r"\bin \d+[smhd]\b", "in SPAN"),
     (r"\b\d+(\.\d+)? (B|KiB|MiB|GiB)(?!\w)", "SIZE"),
     (r"\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b", "ADDRESS"),

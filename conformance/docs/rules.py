@@ -55,6 +55,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "npm install --prefix /opt/node24 node@24 npm": INTERNET,
         "keep image pull node:24": INTERNET,
     },
+    "docs/WEBHOOKS.md": {
+        'curl "$answer_url" --json \'{"answer": "approve", "comment": "looked at by Ada"}\'    # or "deny"': "a link comes with a delivery; `server/tests/api/webhooks.rs` answers by one",
+    },
     "docs/guides/coding-agents.md": {
         "keep exec agent-base -- npm install -g @anthropic-ai/claude-code": INTERNET,
     },
@@ -167,6 +170,7 @@ echo a-deploy-key | keep secret set DEPLOY_KEY --host example.org
 """,
     "docs/SECRETS.md": "echo a-secret-key > key.txt",
     "docs/guides/images.md": "cp $SMALL_ROOT root.tar",
+    "docs/guides/dockerfiles.md": "keep image import tools $SMALL_ROOT",
     "docs/guides/coding-agents.md": "echo sk-ant-the-key > key.txt",
     "docs/guides/attempts.md": """
 run_in() { keep runs ls -n 3 | awk -v name=$1 '$3 == name {print $1}'; }
