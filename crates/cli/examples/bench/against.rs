@@ -68,7 +68,7 @@ enum Work {
 
 /// One round of both; each is the first in every other round.
 async fn in_turn(sides: &mut [Side; 2], round: usize, work: Work) -> Outcome<()> {
-    let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
+    let order = if round.is_multiple_of(2) { [0, 1] } else { [1, 0] };
     for at in order {
         match work {
             Work::Small => sides[at].small().await?,

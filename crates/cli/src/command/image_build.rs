@@ -251,7 +251,7 @@ impl BuildScreen {
             }
             BuildProgress::Output { text } => {
                 // Nothing can be done if standard error is gone.
-                let _ = write!(std::io::stderr(), "{}", text);
+                let _ = write!(std::io::stderr(), "{text}");
                 self.at_start = text.ends_with('\n');
             }
             BuildProgress::Warning { text } => {
