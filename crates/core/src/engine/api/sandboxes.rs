@@ -112,7 +112,7 @@ impl Engine {
             .await?;
         timing.of(&opened.sandbox.config.driver);
         timing.ok();
-        Ok(opened)
+        Ok(self.with_usage(opened).await)
     }
 
     /// Finds a sandbox. Never wakes it.
@@ -178,7 +178,8 @@ impl Engine {
         let (live, resumed) =
             self.parts.lifecycle.wake(&sandbox.id, name, expect_generation, WakeFrom::Any).await?;
         let sandbox = self.parts.lifecycle.last_used((*live.sandbox()).clone());
-        Ok(Opened { sandbox, session: Some(live.session()), created: false, resumed })
+        let session = Some(live.session());
+        Ok(self.with_usage(Opened { sandbox, session, created: false, resumed }).await)
     }
 
     /// Starts a sandbox where it was, and nowhere else: one that kept nothing of its last session is
@@ -191,7 +192,8 @@ impl Engine {
         let id = self.parts.lifecycle.find(project, name).await?.id;
         let (live, resumed) = self.parts.lifecycle.wake(&id, name, None, WakeFrom::Kept).await?;
         let sandbox = self.parts.lifecycle.last_used((*live.sandbox()).clone());
-        Ok(Opened { sandbox, session: Some(live.session()), created: false, resumed })
+        let session = Some(live.session());
+        Ok(self.with_usage(Opened { sandbox, session, created: false, resumed }).await)
     }
 
     /// Ends a sandbox's session and keeps what it wrote. For a stopped one: returns what it stands
