@@ -312,7 +312,7 @@ impl Engine {
             .await?;
         timing.of(&opened.sandbox.config.driver);
         timing.ok();
-        Ok(opened)
+        Ok(self.with_usage(opened).await)
     }
 
     /// Makes [`Fork::count`] sandboxes that all start where another one is, from one capture of it.
@@ -331,7 +331,7 @@ impl Engine {
         let mut timing = self.parts.context.meters.time(Operation::Fork, "");
         let asked = format!("fork {name} {request:?}");
         let key = idempotency.clone();
-        let forks = self
+        let mut forks = self
             .parts
             .tenancy
             .idempotent(
@@ -344,6 +344,9 @@ impl Engine {
         if let Some(first) = forks.made.first() {
             timing.of(&first.sandbox.config.driver);
             timing.ok();
+        }
+        for one in &mut forks.made {
+            *one = self.with_usage(one.clone()).await;
         }
         Ok(forks)
     }
