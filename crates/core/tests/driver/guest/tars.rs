@@ -303,7 +303,7 @@ async fn sparse_files_of_posix_archives_are_unpacked_as_they_were() {
     builder.append_pax_extensions(map).expect("memory");
     raw(&mut builder, EntryType::Regular, b"wrong", b"", b"data");
     let archive = builder.into_inner().expect("memory");
-    let refused = unpack(&guest, at(machine.work()), &archive).await.expect_err("it is wrong");
+    let refused = unpack(&guest, at(&machine.work()), &archive).await.expect_err("it is wrong");
     let told = refused.to_string();
     assert!(told.contains("`wrong`") && told.contains("sparse"), "{told}");
 }
@@ -320,11 +320,11 @@ async fn a_stream_that_is_no_tar_is_refused_in_plain_words() {
         ("zstd", &b"\x28\xb5\x2f\xfd"[..]),
     ] {
         let sent = [magic, &archive].concat();
-        let refused = unpack(&guest, at(machine.work()), &sent).await.expect_err("no tar");
+        let refused = unpack(&guest, at(&machine.work()), &sent).await.expect_err("no tar");
         assert!(refused.to_string().contains(&format!("compressed with {format}")), "{refused}");
     }
     let binary: Vec<u8> = (0..=255).cycle().skip(128).take(4096).collect();
-    let told = unpack(&guest, at(machine.work()), &binary).await.expect_err("no tar").to_string();
+    let told = unpack(&guest, at(&machine.work()), &binary).await.expect_err("no tar").to_string();
     assert!(told.chars().all(|c| !c.is_control() && c != '\u{fffd}'), "{told:?}");
 }
 
