@@ -14,8 +14,9 @@
 // on https. One file without dependencies, so that `keep env vercel` can hand it out by itself.
 //
 // The token is in SANDKEEP_VERCEL_TOKEN, which the clients do not read: a program without this file must not
-// send it to the other service. Here it is set where they look for it, unless something is set there.
-
+// send it to the other service. Here `process.env` gives it to those who read the clients' variables, unless
+// something is set there. It is not *in* the environment: neither child processes nor copies of it have it, and
+// a child that is Node takes it from this file again.
 //
 // `sandbox.domain(port)` builds `https://<sub>.vercel.run` from a template of its own. For `fetch` that is fine, for a
 // person it leads to the other service. Where the server has a domain for ports (`[gateway] domain`), its answer has
@@ -103,7 +104,7 @@ function redirectingSocket(WebSocket) {
   });
 }
 
-/** Sets the clients' variables from a token, those that are not set. */
+/** Answers reads of the clients' variables from a token, those that are not set. */
 function handOver(token) {
   if (!token) return;
   const claims = JSON.parse(Buffer.from(token.split(".")[1], "base64url").toString());
@@ -114,7 +115,15 @@ function handOver(token) {
     VERCEL_TEAM_ID: claims.owner_id,
     VERCEL_PROJECT_ID: claims.project_id,
   };
-  for (const [name, value] of Object.entries(variables)) process.env[name] ??= value;
+  const lent = new Map(Object.entries(variables).filter(([name]) => process.env[name] === undefined));
+  // Whoever lists it, as a child's environment is made, gets what is set and nothing else.
+  process.env = new Proxy(process.env, {
+    get: (env, name) => env[name] ?? lent.get(name),
+    has: (env, name) => name in env || lent.has(name),
+    set: (env, name, value) => ((env[name] = value), true),
+    deleteProperty: (env, name) => (lent.delete(name), delete env[name]),
+  });
+  module.syncBuiltinESMExports(); // import { env } from "node:process"
 }
 
 /** Has `domain()` of the package give the address that the server gave, unless it is a path on the server. */

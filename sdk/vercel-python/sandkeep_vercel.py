@@ -10,8 +10,9 @@ asynchronous surface. An explicit ``base_url`` still wins.
 
 The package finds its credentials in ``VERCEL_OIDC_TOKEN``, or in ``VERCEL_TOKEN`` with ``VERCEL_TEAM_ID`` and
 ``VERCEL_PROJECT_ID``. ``keep env vercel`` exports none of these: a program that is not redirected would send the
-token to the other service. It exports ``SANDKEEP_VERCEL_TOKEN``, from which this module sets them, unless they are
-set, once the address is changed.
+token to the other service. It exports ``SANDKEEP_VERCEL_TOKEN``. Once the address is changed, ``os.environ`` gives
+it to those who read these variables, unless they are set. It is not *in* the environment: neither child processes
+nor copies of ``os.environ`` have it.
 """
 
 import base64
@@ -48,8 +49,31 @@ def point_at(url: str | None = None) -> str:
     return options.DEFAULT_SANDBOX_API_BASE_URL
 
 
+_lent: dict[str, str] = {}
+
+
+class _Lending(type(os.environ)):
+    """An environment that answers reads of what is lent. Whoever lists it gets what is set and nothing else."""
+
+    def __getitem__(self, name):
+        try:
+            return super().__getitem__(name)
+        except KeyError:
+            if name not in _lent:
+                raise
+            return _lent[name]
+
+    def __delitem__(self, name):
+        lent = _lent.pop(name, None)
+        try:
+            super().__delitem__(name)
+        except KeyError:
+            if lent is None:
+                raise
+
+
 def hand_over(token: str | None) -> None:
-    """Sets the package's variables from a token, those that are not set."""
+    """Answers reads of the package's variables from a token, those that are not set."""
     if not token:
         return
     payload = token.split(".")[1]
@@ -61,7 +85,8 @@ def hand_over(token: str | None) -> None:
         ("VERCEL_TEAM_ID", claims["owner_id"]),
         ("VERCEL_PROJECT_ID", claims["project_id"]),
     ):
-        os.environ.setdefault(name, value)
+        _lent[name] = value
+    os.environ.__class__ = _Lending
 
 
 point_at()

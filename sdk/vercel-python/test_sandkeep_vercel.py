@@ -63,6 +63,24 @@ class Helper(unittest.TestCase):
                 self.assertEqual(done.stderr, "")
                 self.assertEqual(done.stdout, "https://vercel.com/api []\n")
 
+    def test_children_do_not_get_the_token(self):
+        script = (
+            "import os, subprocess, sys, vercel.sandbox\n"
+            "list = [sys.executable, '-I', '-c', 'import os; print([n for n in os.environ if n.startswith(\"VERCEL_\")])']\n"
+            "for env in (None, os.environ, os.environ.copy(), {**os.environ}, dict(os.environ.items())):\n"
+            "    print(subprocess.run(list, env=env, capture_output=True, text=True).stdout, end='')\n"
+            "os.posix_spawn(list[0], list, os.environ) and os.wait()\n"
+            "assert 'VERCEL_TOKEN' in os.environ and os.getenv('VERCEL_TEAM_ID') == 'team_x'\n"
+            "del os.environ['VERCEL_TEAM_ID']\n"
+            "os.environ['VERCEL_PROJECT_ID'] = 'changed'\n"
+            "print(os.getenv('VERCEL_TEAM_ID'), os.getenv('VERCEL_PROJECT_ID'))\n"
+            "os.system('env | grep ^VERCEL_ | sort')\n"
+        )
+        done = python(script, "http://127.0.0.1:7777", "-u", SANDKEEP_VERCEL_TOKEN=TOKEN, VERCEL_KEPT="1")
+        self.assertEqual(done.stderr, "")
+        kept = "['VERCEL_KEPT']\n" * 6
+        self.assertEqual(done.stdout, f"{kept}None changed\nVERCEL_KEPT=1\nVERCEL_PROJECT_ID=changed\n")
+
     def test_without_a_server_the_package_does_not_load(self):
         done = python("import vercel.sandbox", None, SANDKEEP_VERCEL_TOKEN=TOKEN)
         self.assertEqual(done.returncode, 1)

@@ -11,6 +11,8 @@
 //! - [`link`]: what daemon and agent say to each other while a sandbox lives, in the frames of
 //!   [`frame`], over a Unix socket, or in the marks of [`serial`] over a virtio serial port.
 //!
+//! Both unpack archives, and read those with [`sparse`] files in the same way.
+//!
 //! `docs/formats/agent-link.md` describes the same with a worked example. Only serde lives here:
 //! the daemon brings its own I/O and so does the agent.
 
@@ -23,3 +25,4 @@ pub mod helper;
 pub mod link;
 pub mod machine;
 pub mod serial;
+pub mod sparse;

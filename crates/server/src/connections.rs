@@ -313,6 +313,16 @@ impl Via {
         Self(Arc::downgrade(slot))
     }
 
+    /// Whether the connection is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
+    /// Whether it is the same connection.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+
     /// Counts the connection for a key.
     pub(crate) fn charge(&self, key: &KeyId) -> Result<(), Full> {
         self.0.upgrade().map_or(Ok(()), |slot| slot.charge(key))

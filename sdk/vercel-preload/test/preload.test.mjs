@@ -56,6 +56,64 @@ test("the token is set where clients look for it, unless something is set there"
   assert.deepEqual(seen, [token, "mine", "", "team_x", "prj_y"]);
 });
 
+test("children do not get the token, in whatever way they are started", async () => {
+  const claims = Buffer.from(JSON.stringify({ owner_id: "team_x", project_id: "prj_y" })).toString("base64url");
+  const token = `h.${claims}.s`;
+  const script = `
+    import { execFileSync, execSync, spawn, spawnSync } from "node:child_process";
+    import { env as named } from "node:process";
+    import { Worker } from "node:worker_threads";
+    const theirs = (text) => text.split("\\n").filter((line) => line.startsWith("VERCEL_")).sort();
+    const env = (more) => theirs(spawnSync("env", { encoding: "utf8", ...more }).stdout);
+    const all = async (child) => {
+      let text = "";
+      for await (const piece of child.stdout) text += piece;
+      return theirs(text);
+    };
+    const list = "console.log(Object.keys(process.env).join(String.fromCharCode(10)))";
+    const copy = {};
+    for (const name in process.env) copy[name] = process.env[name];
+    const children = [
+      env({}),
+      env({ env: process.env }),
+      env({ env: { ...process.env } }),
+      env({ env: Object.assign({}, process.env) }),
+      env({ env: copy }),
+      env({ env: JSON.parse(JSON.stringify(process.env)) }),
+      env({ shell: true }),
+      theirs(execSync("env").toString()),
+      theirs(execFileSync("env").toString()),
+      await all(spawn("env")),
+      theirs(execFileSync(process.execPath, ["-e", list]).toString()),
+    ];
+    const threads = await new Promise((done) => {
+      const worker = new Worker("import { parentPort } from 'node:worker_threads'; parentPort.postMessage(Object.keys(process.env))", { eval: true });
+      worker.on("message", (names) => done(theirs(names.join("\\n"))));
+    });
+    process.env.VERCEL_TEAM_ID = "changed";
+    process.env.VERCEL_NUMBER = 5;
+    delete process.env.VERCEL_PROJECT_ID;
+    const read = [named.VERCEL_TOKEN, "VERCEL_TOKEN" in process.env, process.env.VERCEL_TEAM_ID, process.env.VERCEL_PROJECT_ID];
+    console.log(JSON.stringify({ children, threads, read, set: env({}) }));`;
+  const seen = JSON.parse(await node(script, { url, more: { SANDKEEP_VERCEL_TOKEN: token, VERCEL_KEPT: "1" } }));
+  for (const [index, names] of seen.children.entries()) {
+    assert.deepEqual(names.map((line) => line.split("=")[0]), ["VERCEL_KEPT"], `child ${index}`);
+  }
+  assert.deepEqual(seen.threads, ["VERCEL_KEPT"]);
+  assert.deepEqual(seen.read, [token, true, "changed", null]);
+  assert.deepEqual(seen.set, ["VERCEL_KEPT=1", "VERCEL_NUMBER=5", "VERCEL_TEAM_ID=changed"]);
+});
+
+test("a Node child with the preload has the token again", async () => {
+  const claims = Buffer.from(JSON.stringify({ owner_id: "team_x", project_id: "prj_y" })).toString("base64url");
+  const token = `h.${claims}.s`;
+  const script = `
+    import { execFileSync } from "node:child_process";
+    const options = { env: { ...process.env, NODE_OPTIONS: ${JSON.stringify(`--import=${preload}`)} } };
+    process.stdout.write(execFileSync(process.execPath, ["-p", "process.env.VERCEL_OIDC_TOKEN"], options));`;
+  assert.equal(await node(script, { url, more: { SANDKEEP_VERCEL_TOKEN: token } }), token);
+});
+
 test("domain() gives the address that the server gave, unless that is a path", async (t) => {
   const root = mkdtempSync(join(tmpdir(), "preload-"));
   t.after(() => rmSync(root, { recursive: true }));

@@ -159,7 +159,7 @@ impl Job<'_> {
                 // The server's reason says more than "the archive ends early".
                 (_, Err(error)) => Err(error.into()),
                 (Err(error), Ok(_)) => Err(cannot(error)),
-                (Ok(files), Ok(bytes)) => Ok(Copied { files, bytes }),
+                (Ok(done), Ok(_)) => Ok(Copied { files: done.files, bytes: done.bytes }),
             };
         }
         let mut download = self.context.client.read_file(self.place(sandbox, path)).await?;

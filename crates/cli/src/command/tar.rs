@@ -158,6 +158,14 @@ impl Write for Pipe {
     }
 }
 
+/// What was in an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Unpacked {
+    pub(super) files: u64,
+    /// The content of files, without what the archive needs for itself.
+    pub(super) bytes: u64,
+}
+
 /// Unpacks an archive whose names all begin with `top` so that `top` becomes `destination`.
 /// Ownership is not restored, links out of `destination` are refused, and so is everything else
 /// that is not below `top`: the archive comes from a sandbox, which is not to be trusted.
@@ -165,11 +173,11 @@ pub(super) fn unpack(
     source: mpsc::Receiver<io::Result<Bytes>>,
     top: Option<String>,
     destination: &Path,
-) -> io::Result<u64> {
+) -> io::Result<Unpacked> {
     fs::create_dir_all(destination)?;
     let mut archive = tar::Archive::new(Source::new(source));
     let mut directories = Vec::new();
-    let mut files = 0;
+    let (mut files, mut bytes) = (0, 0);
     for entry in archive.entries()? {
         let mut entry = entry?;
         let name = entry.path()?.into_owned();
@@ -192,6 +200,7 @@ pub(super) fn unpack(
                 let at = fresh_place(destination, &inner)?;
                 entry.unpack(&at)?;
                 files += 1;
+                bytes += entry.size();
             }
             tar::EntryType::Symlink => {
                 let at = fresh_place(destination, &inner)?;
@@ -216,7 +225,7 @@ pub(super) fn unpack(
         let at = existing_place(destination, &inner)?;
         fs::set_permissions(at, fs::Permissions::from_mode(mode & 0o777))?;
     }
-    Ok(files)
+    Ok(Unpacked { files, bytes })
 }
 
 /// The same archive, with names that do not begin with `top`. The entry of `top` itself is left out.
@@ -406,9 +415,9 @@ mod tests {
     use indicatif::ProgressBar;
     use tokio::sync::mpsc;
 
-    use super::{pack, unpack};
+    use super::{Unpacked, pack, unpack};
 
-    fn unpack_bytes(archive: Vec<u8>, top: &str, into: &Path) -> io::Result<u64> {
+    fn unpack_bytes(archive: Vec<u8>, top: &str, into: &Path) -> io::Result<Unpacked> {
         let (sender, receiver) = mpsc::channel(1);
         sender.try_send(Ok(Bytes::from(archive))).unwrap();
         drop(sender);
@@ -450,12 +459,12 @@ mod tests {
         fs::write(from.path().join("run"), "#!").unwrap();
         fs::set_permissions(from.path().join("run"), fs::Permissions::from_mode(0o755)).unwrap();
         symlink("../nowhere", from.path().join("a/link")).unwrap();
-        let files = runtime.block_on(async {
+        let unpacked = runtime.block_on(async {
             let pieces = pack(from.path().to_path_buf(), ProgressBar::hidden());
             let to = to.path().to_path_buf();
             tokio::task::spawn_blocking(move || unpack(pieces, None, &to)).await.unwrap().unwrap()
         });
-        assert_eq!(files, 3);
+        assert_eq!(unpacked, Unpacked { files: 3, bytes: 700_002 });
         assert_eq!(fs::read(to.path().join("a").join(&long)).unwrap(), vec![9; 700_000]);
         assert_eq!(fs::read_link(to.path().join("a/link")).unwrap(), Path::new("../nowhere"));
         assert!(to.path().join("a/empty").is_dir());

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sandkeep_core::engine::{
-    Checkpoint, Clock, Delete, Engine, ErrorKind, Exec, Fork, ForkFrom, HostClock, IfExists, Stop,
+    Checkpoint, Clock, Create, Delete, Engine, ErrorKind, Exec, Fork, ForkFrom, HostClock,
+    IfExists, Stop,
 };
 use sandkeep_core::model::{
     CommandState, MachineKey, Patch, Phase, SessionEnd, SnapshotKind, Span, Tags, Timestamp,
@@ -99,6 +100,40 @@ async fn commands_print_and_end_as_they_do() {
     let exec = Exec { argv: vec!["nothing".to_owned()], ..Exec::default() };
     let refused = engine.exec(&project(), &name("app"), exec).await.expect_err("no program");
     assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused:?}");
+    house.end(engine).await;
+}
+
+#[tokio::test]
+async fn every_answer_about_a_session_has_what_it_used_so_far() {
+    let house = FakeHouse::new();
+    let engine = house.open().await;
+    let (project, app) = (project(), name("app"));
+    engine.create(&project, small("app"), None).await.expect("it is made");
+    ok(&engine, "app", "echo a").await;
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    let again = Create { if_exists: IfExists::Get, ..small("app") };
+    let exec = || Exec { argv: vec!["echo".to_owned()], ..Exec::default() };
+    let by = Span(1000);
+    let fork = Fork { name: Some(name("fork")), start: true, ..Fork::default() };
+    for (what, session) in [
+        ("create", engine.create(&project, again, None).await.expect("it exists").session),
+        ("start", engine.start(&project, &app, None).await.expect("it runs").session),
+        ("resume", engine.resume(&project, &app).await.expect("it runs").session),
+        ("exec", Some(engine.exec(&project, &app, exec()).await.expect("it starts").session)),
+        ("extend", Some(engine.extend(&project, &app, by, None).await.expect("it runs"))),
+        ("fork", engine.fork(&project, &app, fork, None).await.expect("it is made").session),
+    ] {
+        let usage = session.expect("it runs").usage;
+        assert!(usage.active_cpu_ms > 0, "{what}: {usage:?}");
+        // A fork has hardly begun.
+        assert!(usage.wall_ms > 0 || what == "fork", "{what}: {usage:?}");
+        assert!(usage.memory_peak.0 > 0, "{what}: {usage:?}");
+    }
+    let key = || "once".to_owned();
+    for what in ["exec once", "exec once more"] {
+        let started = engine.exec_once(&project, &app, key(), exec()).await.expect("it starts");
+        assert!(started.session.usage.active_cpu_ms > 0, "{what}");
+    }
     house.end(engine).await;
 }
 

@@ -468,19 +468,33 @@ fn zeros_become_holes() {
 
 #[test]
 fn archives_of_gnu_tar_are_read_with_their_sparse_files() {
+    for options in [
+        &["--format=gnu"][..],
+        &["--format=posix", "--sparse-version=0.0"],
+        &["--format=posix", "--sparse-version=0.1"],
+        &["--format=posix", "--sparse-version=1.0"],
+    ] {
+        sparse_files_are_read(options);
+    }
+}
+
+fn sparse_files_are_read(options: &[&str]) {
     let from = TempDir::new().expect("a directory");
     let file = fs::File::create(from.path().join("sparse")).expect("ours");
     for at in 0..10u64 {
         std::os::unix::fs::FileExt::write_at(&file, b"data", at << 20).expect("ours");
     }
     file.set_len(20 << 20).expect("ours");
+    fs::write(from.path().join("after"), "it").expect("ours");
     let archive = from.path().join("archive.tar");
     let status = Command::new("tar")
-        .args(["--sparse", "--format=gnu", "-cf"])
+        .arg("--sparse")
+        .args(options)
+        .arg("-cf")
         .arg(&archive)
         .arg("-C")
         .arg(from.path())
-        .arg("sparse")
+        .args(["sparse", "after"])
         .status()
         .expect("tar is a program");
     assert!(status.success());
@@ -489,7 +503,9 @@ fn archives_of_gnu_tar_are_read_with_their_sparse_files() {
     let bench = unpacked(&archive);
     let same = fs::read(bench.diff().join("sparse")).expect("it is there")
         == fs::read(from.path().join("sparse")).expect("ours");
-    assert!(same);
+    assert!(same, "{options:?}");
+    assert_eq!(fs::read(bench.diff().join("after")).expect("it is there"), b"it", "{options:?}");
+    assert_eq!(bench.diff().read_dir().expect("ours").count(), 2, "{options:?}");
 }
 
 /// What overlayfs makes of it, as the kernel shows it.

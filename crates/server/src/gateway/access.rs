@@ -52,7 +52,7 @@ impl PresentedCredentials {
         carried.shown.extend(headers.get_all(HEADER).iter().filter_map(text));
         headers.remove(HEADER);
         // The server inside may have keys of its own; only ours are kept from it.
-        let ours = Ours(|word: &str| app.engine.is_credential(word));
+        let ours = Ours(|text: &str| app.engine.credentials_in(text));
         for value in headers.get_all(AUTHORIZATION) {
             carried.shown.extend(bearer(value));
             carried.shown.extend(ours.find(&String::from_utf8_lossy(value.as_bytes())));

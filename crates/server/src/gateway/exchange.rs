@@ -25,6 +25,7 @@ use sandkeep_client::types::error_chain;
 use sandkeep_core::engine::Connected;
 use tokio_util::task::TaskTracker;
 
+use super::credentials::Ours;
 use super::page::Refusal;
 use super::relay::{PortConnection, relayed};
 use super::rewrite::Outside;
@@ -41,7 +42,11 @@ pub(super) async fn exchange(
 ) -> Result<Response, Refusal> {
     let grpc = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let grpc = grpc.is_some_and(is_grpc);
-    let (mut request, upgrade) = outwards(&app.gateway, target, request);
+    let (request, upgrade) = outwards(&app.gateway, target, request);
+    let mut request = request.map(|body| {
+        let app = Arc::clone(app);
+        Ours(move |text: &str| app.engine.credentials_in(text)).strip_trailers(body)
+    });
     let outside = Outside::new(target.prefix.clone(), request.headers(), target.port);
     let port = relayed(&app.tasks, connected);
     let response = match grpc {

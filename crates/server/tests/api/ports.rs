@@ -192,6 +192,16 @@ async fn a_private_port_opens_to_keys_and_tokens_and_tells_nobody_else() {
             false,
         ),
         (path, vec![("authorization", format!("Basic {encoded}"))], false),
+        (path, vec![("authorization", format!("Bearer{}", served.write))], false),
+        (
+            path,
+            vec![
+                ("authorization", ours.clone()),
+                ("sec-websocket-protocol", format!("bearer.{}", served.write)),
+                ("x-a", format!("foo{}.bar", served.write)),
+            ],
+            false,
+        ),
         (parameter.as_str(), vec![("authorization", ours.clone())], false),
     ] {
         let mut request = Request::get(path).header("host", "localhost");

@@ -352,3 +352,35 @@ async fn callers_who_want_the_same_new_sandbox_all_get_it() {
     says(&again, 400, "bad_request");
     served.call(Method::DELETE, "/v1/sandboxes/box", &served.write).await;
 }
+
+#[tokio::test]
+async fn of_equal_creates_at_the_same_time_one_succeeds() {
+    let Some(served) = Served::with_machines("of_equal_creates").await else { return };
+    let body = json!({ "name": "box", "image": "small", "ports": [] }).to_string();
+    let create = || served.post("/api/v3/sandboxes", &served.write, &body);
+    let answers = futures_util::future::join_all((0..8).map(|_| create())).await;
+    let made = answers.iter().filter(|answer| answer.status == StatusCode::OK);
+    assert_eq!(made.count(), 1, "each would run `onCreate`: {answers:?}");
+    for refused in answers.iter().filter(|answer| answer.status != StatusCode::OK) {
+        says(refused, 400, "bad_request");
+    }
+    served.call(Method::DELETE, "/v1/sandboxes/box", &served.write).await;
+}
+
+#[tokio::test]
+async fn a_slow_creator_is_waited_for() {
+    let Some(served) = Served::with_machines("a_slow_creator").await else { return };
+    let body = json!({ "name": "box", "image": "small", "ports": [] }).to_string();
+    says(&served.get("/api/v2/sandboxes/box", &served.write).await, 404, "not_found");
+    let create = async {
+        tokio::time::sleep(std::time::Duration::from_millis(3_500)).await;
+        served.post("/api/v3/sandboxes", &served.write, &body).await
+    };
+    let others = (0..4).map(|_| served.get("/api/v2/sandboxes/box", &served.write));
+    let (made, others) = tokio::join!(create, futures_util::future::join_all(others));
+    assert_eq!(made.status, StatusCode::OK, "{made:?}");
+    for other in &others {
+        assert_eq!(other.status, StatusCode::OK, "it finds what the first made: {other:?}");
+    }
+    served.call(Method::DELETE, "/v1/sandboxes/box", &served.write).await;
+}

@@ -15,7 +15,7 @@
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt as _;
@@ -28,6 +28,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use sandkeep_proto::link::{Done, Failure, Reply};
+use sandkeep_proto::sparse::{PaxSparse, SparseMap};
 use tar::{Archive, Entry, EntryType};
 
 use crate::serve::error::RequestError;
@@ -52,17 +53,20 @@ pub(crate) fn unpack(
     task.reply(Reply::Ok)?;
     let owners = target.identity.uid == 0;
     let mut unpacking = Unpacking { root, owners, through_links, last: None, later: Vec::new() };
-    let mut files = 0;
+    let (mut files, mut bytes) = (0, 0);
     let left = Cell::new(None);
-    let mut archive = Archive::new(Metered { task: &mut *task, left: &left });
+    let start = not_compressed(task)?;
+    let metered = Metered { task: &mut *task, left: &left };
+    let mut archive = Archive::new(io::Cursor::new(start).chain(metered));
     let mut entries = archive.entries().map_err(|error| unreadable(&error))?;
     loop {
         left.set(Some(HEADERS));
         let Some(entry) = entries.next() else { break };
         let mut entry = entry.map_err(|error| unreadable(&error))?;
         left.set(None);
-        if unpacking.entry(&mut entry)? {
+        if let Some(content) = unpacking.entry(&mut entry)? {
             files += 1;
+            bytes += content;
         }
         // What is left of it is not part of the next one's headers.
         io::copy(&mut entry, &mut io::sink()).map_err(|error| unreadable(&error))?;
@@ -70,7 +74,29 @@ pub(crate) fn unpack(
     unpacking.finish_directories();
     // Padding behind the archive is still the host's to send.
     io::copy(task, &mut io::sink()).map_err(|error| unreadable(&error))?;
-    Ok(Done::Moved { bytes: task.received, files })
+    Ok(Done::Moved { bytes, files })
+}
+
+/// Takes the first bytes of an archive. One that is compressed is refused by name: as a header it
+/// makes no sense.
+fn not_compressed(task: &mut FileTask) -> Result<Vec<u8>, RequestError> {
+    let mut start = Vec::new();
+    task.by_ref().take(6).read_to_end(&mut start).map_err(|error| unreadable(&error))?;
+    let known: [(&[u8], &str, &str); 4] = [
+        (b"\x1f\x8b", "gzip", "gunzip"),
+        (b"BZh", "bzip2", "bunzip2"),
+        (b"\xfd7zXZ\0", "xz", "unxz"),
+        (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
+    ];
+    match known.iter().find(|(magic, ..)| start.starts_with(magic)) {
+        Some((_, format, program)) => Err(RequestError::new(
+            Failure::Invalid,
+            format!(
+                "the tar stream is compressed with {format}; send it through `{program}` first"
+            ),
+        )),
+        None => Ok(start),
+    }
 }
 
 fn open_root(path: &Path) -> Result<OwnedFd, RequestError> {
@@ -90,7 +116,10 @@ fn unreadable(error: &io::Error) -> RequestError {
         io::ErrorKind::ConnectionAborted => Failure::Fault,
         _ => Failure::Invalid,
     };
-    RequestError::new(kind, format!("the tar stream cannot be read: {error}"))
+    // The parser quotes what it cannot read, which may be anything.
+    let why: String = error.to_string().chars().take(200).collect();
+    let why = why.replace(|c: char| c.is_control() || c == char::REPLACEMENT_CHARACTER, "?");
+    RequestError::new(kind, format!("the tar stream cannot be read: {why}"))
 }
 
 fn refused(name: &Path, why: &str) -> RequestError {
@@ -143,22 +172,28 @@ struct Unpacking {
 }
 
 impl Unpacking {
-    /// Unpacks one entry. False if it is no file: directories are not counted.
-    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<bool, RequestError> {
-        let raw = entry.path_bytes().into_owned();
+    /// Unpacks one entry. Returns how many bytes its content has; nothing if it is no file:
+    /// directories are not counted.
+    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<Option<u64>, RequestError> {
+        if entry.header().entry_type() == EntryType::XGlobalHeader {
+            return Ok(None);
+        }
+        let sparse = sparse(entry)?;
+        let raw = match sparse.name() {
+            Some(name) => name.to_owned(),
+            None => entry.path_bytes().into_owned(),
+        };
+        let mut content = 0;
         let kind = match entry.header().entry_type() {
             // Old archives mark directories by the name alone.
             EntryType::Regular if raw.ends_with(b"/") => EntryType::Directory,
             kind => kind,
         };
-        if kind == EntryType::XGlobalHeader {
-            return Ok(false);
-        }
         let name = inside(Path::new(OsStr::from_bytes(&raw)))?;
         let Some(leaf) = name.file_name() else {
             // The directory itself, which exists.
             return match kind {
-                EntryType::Directory => Ok(false),
+                EntryType::Directory => Ok(None),
                 _ => Err(refused(&name, "is a directory")),
             };
         };
@@ -167,11 +202,11 @@ impl Unpacking {
         let problem = |errno: Errno| RequestError::io("unpack", &name, &errno.into());
         match kind {
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                self.file(&name, entry, &traits)?;
+                content = self.file(&name, entry, sparse, &traits)?;
             }
             EntryType::Directory => {
                 self.directory(&name, traits)?;
-                return Ok(false);
+                return Ok(None);
             }
             EntryType::Symlink => {
                 let target = link_target(&name, entry)?;
@@ -200,7 +235,7 @@ impl Unpacking {
             }
             _ => return Err(refused(&name, "is of a kind that is not known")),
         }
-        Ok(true)
+        Ok(Some(content))
     }
 
     fn traits<R: Read>(&self, entry: &Entry<'_, R>) -> Traits {
@@ -224,10 +259,14 @@ impl Unpacking {
         &mut self,
         name: &Path,
         entry: &mut Entry<'_, R>,
+        sparse: PaxSparse,
         traits: &Traits,
-    ) -> Result<(), RequestError> {
+    ) -> Result<u64, RequestError> {
         let (above, leaf) = split(name);
         let problem = |error: io::Error| RequestError::io("unpack", name, &error);
+        let is_sparse = sparse.is_sparse();
+        let map = if is_sparse { Some(sparse_map(name, entry, sparse)?) } else { None };
+        let length = map.as_ref().map_or(entry.size(), |map| map.size);
         let parent = self.parent(above, name)?;
         let there = if self.through_links { existing(&parent, leaf) } else { None };
         let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -244,8 +283,9 @@ impl Unpacking {
             }
         };
         let mut file = File::from(fd.map_err(|errno| problem(errno.into()))?);
-        if entry.header().entry_type() == EntryType::GNUSparse {
-            let length = entry.size();
+        if let Some(map) = map {
+            copy_pieces(entry.by_ref(), &mut file, &map).map_err(problem)?;
+        } else if entry.header().entry_type() == EntryType::GNUSparse {
             copy_with_holes(entry.by_ref(), &file, length).map_err(problem)?;
         } else {
             io::copy(entry, &mut file).map_err(problem)?;
@@ -264,8 +304,8 @@ impl Unpacking {
         match set_attributes(&file, traits) {
             // The target of a link may belong to another user, who lets others write it but not
             // change its owner.
-            Err(Errno::PERM) if there == Some(FileType::Symlink) => Ok(()),
-            set => set.map_err(|errno| problem(errno.into())),
+            Err(Errno::PERM) if there == Some(FileType::Symlink) => Ok(length),
+            set => set.map(|()| length).map_err(|errno| problem(errno.into())),
         }
     }
 
@@ -443,6 +483,47 @@ fn copy_with_holes(mut from: impl Read, file: &File, length: u64) -> io::Result<
             at += block.len() as u64;
         }
     }
+}
+
+/// What the extended headers of an entry say about holes.
+fn sparse<R: Read>(entry: &mut Entry<'_, R>) -> Result<PaxSparse, RequestError> {
+    let mut sparse = PaxSparse::default();
+    let name = entry.path_bytes().into_owned();
+    let wrong = |error: &io::Error| {
+        refused(Path::new(OsStr::from_bytes(&name)), &format!("is damaged: {error}"))
+    };
+    if let Some(extensions) = entry.pax_extensions().map_err(|error| unreadable(&error))? {
+        for extension in extensions.flatten() {
+            let Ok(key) = extension.key() else { continue };
+            sparse.record(key, extension.value_bytes()).map_err(|error| wrong(&error))?;
+        }
+    }
+    Ok(sparse)
+}
+
+fn sparse_map<R: Read>(
+    name: &Path,
+    entry: &mut Entry<'_, R>,
+    sparse: PaxSparse,
+) -> Result<SparseMap, RequestError> {
+    let stored = entry.size();
+    sparse.map(stored, entry).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => refused(name, &format!("is damaged: {error}")),
+        _ => unreadable(&error),
+    })
+}
+
+/// Writes the pieces of a sparse file where they belong. Whether it may be as long as it is to be
+/// is asked first.
+fn copy_pieces(mut from: impl Read, file: &mut File, map: &SparseMap) -> io::Result<()> {
+    file.set_len(map.size)?;
+    for (offset, length) in &map.pieces {
+        file.seek(io::SeekFrom::Start(*offset))?;
+        if io::copy(&mut from.by_ref().take(*length), file)? != *length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(())
 }
 
 fn split(name: &Path) -> (&Path, &OsStr) {

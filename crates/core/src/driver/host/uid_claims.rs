@@ -12,15 +12,21 @@
 //! its blocks until it ends. The directory is shared by all data directories, and gone after a
 //! reboot, like the machines.
 //!
+//! A daemon that starts removes the claims that protect nothing: not locked, and without a process
+//! ([`UidClaims::remove_ended`]). To claim, a daemon has the directory locked with others; to remove,
+//! alone. So nobody takes a file for a claim that is just being removed.
+//!
 //! Not covered: daemons that share a kernel but not `/run` (in containers). They need different `uid_base`s.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
@@ -66,6 +72,39 @@ impl UidClaims {
         let owner = fs::canonicalize(owner).unwrap_or_else(|_| owner.to_owned());
         let owner = owner.to_string_lossy().into_owned();
         Self { directory: directory.to_owned(), owner, block: block.max(1), ours: Mutex::default() }
+    }
+
+    /// Removes the claims of daemons that have ended and left no machine. Another daemon that claims
+    /// or removes at this moment goes first: then they stay until the next start.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of a directory that cannot be used.
+    pub(crate) fn remove_ended(&self) -> io::Result<()> {
+        let held = HELD.lock();
+        let directory = match File::open(&self.directory) {
+            Ok(directory) => directory,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if !lock(&directory, FlockOperation::NonBlockingLockExclusive)? {
+            return Ok(());
+        }
+        let mut in_use = None;
+        for entry in fs::read_dir(&self.directory)? {
+            let entry = entry?;
+            let Some(ids) = claimed(&entry.file_name()) else { continue };
+            if held.contains_key(&entry.path()) {
+                continue;
+            }
+            let file = OpenOptions::new().read(true).open(entry.path())?;
+            if lock(&file, FlockOperation::NonBlockingLockExclusive)?
+                && in_use.get_or_insert_with(used).range(ids).next().is_none()
+            {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether all of these ids are ours already.
@@ -134,16 +173,15 @@ impl UidClaims {
             return Ok(same);
         }
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        let directory = File::open(&self.directory)?;
+        share(&directory)?;
         let mut file = OpenOptions::new();
         file.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut file = file.open(&path)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
-            Err(error) => return Err(error.into()),
+        if !lock(&file, FlockOperation::NonBlockingLockExclusive)? {
+            return Ok(false);
         }
-        // Claims are removed only by somebody who clears `/run` by hand: then the lock is on
-        // nothing.
+        // Somebody who clears `/run` by hand asks nobody: then the lock is on nothing.
         let there = fs::metadata(&path).is_ok_and(|there| {
             file.metadata().is_ok_and(|ours| (ours.dev(), ours.ino()) == (there.dev(), there.ino()))
         });
@@ -184,6 +222,37 @@ impl Drop for UidClaims {
             }
         }
     }
+}
+
+/// Waits until nobody removes claims, which takes milliseconds. From a daemon that was stopped in the
+/// middle, it does not wait for long: a claim that was removed is noticed.
+fn share(directory: &File) -> io::Result<()> {
+    for _ in 0..400 {
+        if lock(directory, FlockOperation::NonBlockingLockShared)? {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Locks a file; `false` if that would have to wait.
+fn lock(file: &File, how: FlockOperation) -> io::Result<bool> {
+    loop {
+        match rustix::fs::flock(file, how) {
+            Ok(()) => return Ok(true),
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The ids that a claim of this name is on; nothing if it is no claim.
+fn claimed(name: &OsStr) -> Option<Range<u32>> {
+    let (first, count) = name.to_str()?.split_once('-')?;
+    let (first, count): (u32, u32) = (first.parse().ok()?, count.parse().ok()?);
+    Some(first..first.saturating_add(count))
 }
 
 /// The user ids that processes on this host have. An agent's `/proc` directory belongs to the
@@ -293,6 +362,75 @@ mod tests {
         assert!(of(&a).claim(&ids).expect("a directory"), "its own daemon comes back");
         drop(machine);
         assert!(of(&b).claim(&ids).expect("a directory"));
+    }
+
+    #[test]
+    fn claims_that_protect_nothing_are_removed() {
+        if !rustix::process::getuid().is_root() {
+            eprintln!("SKIPPED claims_that_protect_nothing_are_removed: takes root");
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let directory = dir.path().join("uids");
+        let of = |owner: &str| UidClaims::at(&directory, &dir.path().join(owner), 100);
+        of("a").remove_ended().expect("no directory yet");
+        let uid = 4_200_000_000 + std::process::id() % 500_000 * 100;
+        let block = |number: u32| uid + 100 * number..uid + 100 * (number + 1);
+        for number in 0..3 {
+            assert!(of("a").claim(&block(number)).expect("a directory"), "its daemon ended");
+        }
+        let here = of("b");
+        assert!(here.claim(&block(3)).expect("a directory"), "in use by this process");
+        let elsewhere = directory.join(format!("{}-100", block(4).start));
+        fs::write(&elsewhere, "/c").expect("a claim");
+        let mut flock = Command::new("flock");
+        flock.arg(&elsewhere).args(["-c", "echo locked; exec sleep 100"]);
+        flock.stdout(std::process::Stdio::piped()).process_group(0);
+        let mut holder = Killed(flock.spawn().expect("flock runs"));
+        let mut said = [0; 6];
+        let out = holder.0.stdout.as_mut().expect("a pipe");
+        std::io::Read::read_exact(out, &mut said).expect("it locks");
+        let machine = Command::new("sleep").arg("100").uid(block(1).start + 7).spawn();
+        let _machine = Killed(machine.expect("sleeps"));
+        fs::write(directory.join("notes"), "of somebody else").expect("a file");
+
+        of("d").remove_ended().expect("a directory");
+        let left = fs::read_dir(&directory).expect("there").flatten();
+        let mut left: Vec<_> =
+            left.map(|entry| entry.file_name().into_string().expect("text")).collect();
+        left.sort();
+        let claim = |number| format!("{}-100", block(number).start);
+        assert_eq!(left, [claim(1), claim(3), claim(4), "notes".to_owned()]);
+        assert!(of("d").claim(&block(0)).expect("a directory"), "it is free");
+        assert!(!of("d").claim(&block(1)).expect("a directory"), "somebody lives there");
+        assert!(of("a").claim(&block(1)).expect("a directory"), "its own daemon comes back");
+        let group = rustix::process::Pid::from_child(&holder.0);
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+
+    #[test]
+    fn daemons_that_start_at_once_claim_and_remove_without_losing_a_claim() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let directory = dir.path().join("uids");
+        let uid = 4_000_000_000;
+        std::thread::scope(|scope| {
+            for owner in 0..4_u32 {
+                let (directory, dir) = (&directory, dir.path());
+                scope.spawn(move || {
+                    for turn in 0..50 {
+                        let claims = UidClaims::at(directory, &dir.join(owner.to_string()), 100);
+                        claims.remove_ended().expect("a directory");
+                        let first = uid + 100 * (owner * 50 + turn);
+                        let ids = first..first + 100;
+                        assert!(claims.claim(&ids).expect("a directory"), "nobody else's");
+                        let path = directory.join(format!("{first}-100"));
+                        assert!(path.exists(), "it stays while it is in use");
+                    }
+                });
+            }
+        });
+        UidClaims::at(&directory, dir.path(), 100).remove_ended().expect("a directory");
+        assert_eq!(fs::read_dir(&directory).expect("there").count(), 0);
     }
 
     #[test]

@@ -63,6 +63,7 @@ impl Engine {
                 let (_, session) =
                     self.parts.sessions.find_session(project, &command.session).await?;
                 let events = self.logs(project, name, &id, true).await?;
+                let session = self.parts.sessions.with_usage(session).await;
                 Ok(Started { command, events, stdin, resumed: false, session })
             }
             Err(Error::NoCommand { .. }) => {
@@ -148,6 +149,7 @@ impl Engine {
                     let stdin = exec.stdin.then(|| StdinHandle::new(Arc::clone(&tracked)));
                     let (command, session) = (tracked.record(), live.session());
                     timing.ok();
+                    let session = self.parts.sessions.with_usage(session).await;
                     return Ok(Started { command, events, stdin, resumed, session });
                 }
             }

@@ -157,11 +157,11 @@ impl Engine {
         self.parts.tenancy.issue_port_token(caller, sandbox, port, expires)
     }
 
-    /// Whether a word is a key or a token of this server, valid or not any more: it must not be
-    /// sent elsewhere.
+    /// The keys and tokens of this server in a text, valid or not any more, each once: they must
+    /// not be sent elsewhere. Of more than 16, the first ones.
     #[must_use]
-    pub fn is_credential(&self, word: &str) -> bool {
-        self.parts.tenancy.is_credential(word)
+    pub fn credentials_in(&self, text: &str) -> Vec<String> {
+        self.parts.tenancy.credentials_in(text)
     }
 
     /// Returns the access that a token gives to a port of a sandbox.

@@ -112,7 +112,7 @@ impl Engine {
             .await?;
         timing.of(&opened.sandbox.config.driver);
         timing.ok();
-        Ok(opened)
+        Ok(self.with_usage(opened).await)
     }
 
     /// Finds a sandbox. Never wakes it.
@@ -178,7 +178,8 @@ impl Engine {
         let (live, resumed) =
             self.parts.lifecycle.wake(&sandbox.id, name, expect_generation, WakeFrom::Any).await?;
         let sandbox = self.parts.lifecycle.last_used((*live.sandbox()).clone());
-        Ok(Opened { sandbox, session: Some(live.session()), created: false, resumed })
+        let session = Some(live.session());
+        Ok(self.with_usage(Opened { sandbox, session, created: false, resumed }).await)
     }
 
     /// Starts a sandbox where it was, and nowhere else: one that kept nothing of its last session is
@@ -191,7 +192,8 @@ impl Engine {
         let id = self.parts.lifecycle.find(project, name).await?.id;
         let (live, resumed) = self.parts.lifecycle.wake(&id, name, None, WakeFrom::Kept).await?;
         let sandbox = self.parts.lifecycle.last_used((*live.sandbox()).clone());
-        Ok(Opened { sandbox, session: Some(live.session()), created: false, resumed })
+        let session = Some(live.session());
+        Ok(self.with_usage(Opened { sandbox, session, created: false, resumed }).await)
     }
 
     /// Ends a sandbox's session and keeps what it wrote. For a stopped one: returns what it stands
@@ -311,7 +313,7 @@ impl Engine {
             .await?;
         timing.of(&opened.sandbox.config.driver);
         timing.ok();
-        Ok(opened)
+        Ok(self.with_usage(opened).await)
     }
 
     /// Makes [`Fork::count`] sandboxes that all start where another one is, from one capture of it.
@@ -330,7 +332,7 @@ impl Engine {
         let mut timing = self.parts.context.meters.time(Operation::Fork, "");
         let asked = format!("fork {name} {request:?}");
         let key = idempotency.clone();
-        let forks = self
+        let mut forks = self
             .parts
             .tenancy
             .idempotent(
@@ -343,6 +345,9 @@ impl Engine {
         if let Some(first) = forks.made.first() {
             timing.of(&first.sandbox.config.driver);
             timing.ok();
+        }
+        for one in &mut forks.made {
+            *one = self.with_usage(one.clone()).await;
         }
         Ok(forks)
     }

@@ -2,7 +2,7 @@
 
 use crate::db::{Page, Paged};
 use crate::engine::session::sessions::require_session;
-use crate::engine::{Engine, Error, Result};
+use crate::engine::{Engine, Error, Opened, Result};
 use crate::model::{Command, Name, Sandbox, Session, SessionId, Span};
 
 impl Engine {
@@ -31,6 +31,15 @@ impl Engine {
         self.parts.sessions.look_before_shown(&sandbox.id).await;
         self.parts.sessions.looked(&sandbox.id, None).await;
         self.project_sessions(project, Some(name), page).await
+    }
+
+    /// A sandbox with what the machine of its session has used so far.
+    pub async fn with_usage(&self, opened: Opened) -> Opened {
+        let session = match opened.session {
+            Some(session) => Some(self.parts.sessions.with_usage(session).await),
+            None => None,
+        };
+        Opened { session, ..opened }
     }
 
     /// Lists the sessions of a sandbox, or of all of a project.
@@ -107,6 +116,6 @@ impl Engine {
             lifecycle.records.keep_session(&session).await?;
             Ok(session)
         });
-        work.await
+        Ok(self.parts.sessions.with_usage(work.await?).await)
     }
 }

@@ -37,6 +37,10 @@ pub(in crate::engine) struct Uids {
 impl Uids {
     pub(in crate::engine) fn new(place: &Path, data_dir: &Path, base: u32, ranges: u32) -> Self {
         let claims = UidClaims::at(place, data_dir, IDS * TOGETHER);
+        // What stays is only in the way of somebody who looks for what is in use.
+        if let Err(error) = claims.remove_ended() {
+            tracing::debug!(error = error_chain(&error), "claims of ended daemons stay");
+        }
         Self { base, ranges, taken: Mutex::default(), claims }
     }
 

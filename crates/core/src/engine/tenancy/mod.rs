@@ -1,5 +1,6 @@
 //! Who may do what: projects, their keys and tokens, idempotency keys, and the secrets of projects.
 
+pub(in crate::engine) mod credentials;
 pub(in crate::engine) mod idempotency;
 pub(in crate::engine) mod projects;
 pub(in crate::engine) mod secrets;

@@ -162,12 +162,8 @@ impl Tenancy {
     }
 }
 
-/// Whether a word has the form of a key.
-pub(in crate::engine) fn looks_like_key(word: &str) -> bool {
-    word.strip_prefix(KEY_PREFIX).is_some_and(|rest| rest.len() >= 32)
-}
-
-const KEY_PREFIX: &str = "skp_";
+/// What every key begins with.
+pub(super) const KEY_PREFIX: &str = "skp_";
 
 fn fresh_secret() -> String {
     let mut random = [0u8; 32];

@@ -30,7 +30,8 @@ use crate::engine::{Caller, Error, Result, later};
 use crate::model::{KeyId, Name, Sandbox, SandboxId, Scope, Span, Timestamp, now};
 
 const FILE: &str = "token.key";
-const HEADER: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
+/// What every token begins with, encoded.
+pub(super) const HEADER: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
 /// What a token that stands for a key is for.
 const FOR_CALLS: &str = "sandkeep";
 /// What a token that opens a port is for.
@@ -199,10 +200,9 @@ impl Tenancy {
         Ok((self.signer.sign(&claims), expires))
     }
 
-    /// Whether a word is a key or a token of this server, valid or not any more: it must not be
-    /// sent elsewhere.
-    pub(in crate::engine) fn is_credential(&self, word: &str) -> bool {
-        crate::engine::tenancy::projects::looks_like_key(word) || self.signer.claims(word).is_some()
+    /// Whether a token was made here, valid or not any more.
+    pub(super) fn has_signed(&self, token: &str) -> bool {
+        self.signer.claims(token).is_some()
     }
 
     /// Returns the access that a token gives to a port of a sandbox.

@@ -64,8 +64,9 @@ impl Policy {
             // A user who lists the world there means that nothing else is allowed.
             let closed = self.allow.iter().position(|rule| !is_private(&rule.net));
             if let Some(index) = closed {
-                let reason = "allow-all allows it anyway: there an entry opens a private network and nothing else. To allow only \
-                              what is listed, use the mode custom";
+                let reason = "it is no private network, and in the mode allow-all an entry opens one of those and nothing else: \
+                              what is public is open already, and the host, its neighbours on the link and multicast never are. \
+                              To allow only what is listed, use the mode custom";
                 return refuse(&format!("allow[{index}]"), reason);
             }
         }
@@ -306,6 +307,17 @@ mod tests {
 
     fn policy(json: &str) -> Policy {
         serde_json::from_str(json).unwrap_or_else(|error| panic!("{json}: {error}"))
+    }
+
+    #[test]
+    fn addresses_that_are_never_allowed_are_not_said_to_be_open() {
+        for net in ["169.254.0.0/16", "127.0.0.0/8", "224.0.0.0/4", "203.0.113.0/24"] {
+            let json = format!(r#"{{"mode": "allow-all", "allow": ["{net}"]}}"#);
+            let refused = policy(&json).check("network").expect_err(net).to_string();
+            assert!(refused.contains("network.allow[0]"), "{refused}");
+            assert!(refused.contains("it is no private network"), "{refused}");
+            assert!(!refused.contains("allows it"), "{refused}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Command;
 
 use sandkeep_core::guest::{Guest, GuestError, TransferSummary};
 use sandkeep_proto::link::{At, EntryKind, Failure};
@@ -95,7 +96,11 @@ async fn a_tree_survives_the_round_trip() {
     let into = machine.work().join("into");
     let moved = unpack(&guest, at(&into), &bytes).await.expect("it is unpacked");
     // Directories do not count.
-    assert_eq!((moved.bytes, moved.files), (bytes.len() as u64, 7));
+    let mut content = 0;
+    for entry in Archive::new(bytes.as_slice()).entries().expect("an archive") {
+        content += entry.expect("an entry").size();
+    }
+    assert_eq!((moved.bytes, moved.files), (content, 7));
     fs::remove_file(tree.join("socket")).expect("our own");
     let (before, after) = (describe(&tree), describe(&into.join("tree")));
     // Taking the socket away has changed the directory's own time.
@@ -256,6 +261,71 @@ async fn what_is_no_archive_is_refused() {
     assert_eq!(unpack(&guest, at(&into), &[]).await.expect("an empty stream is empty").files, 0);
     let there = guest.stat(at(&into)).await.expect("the agent is well");
     assert_eq!(there.kind, EntryKind::Directory);
+}
+
+#[tokio::test]
+async fn sparse_files_of_posix_archives_are_unpacked_as_they_were() {
+    let machine = Machine::start();
+    let guest = machine.connect().await;
+    let from = machine.work().join("from");
+    fs::create_dir(&from).expect("our own directory");
+    let file = fs::File::create(from.join("holes")).expect("our own directory");
+    for at in 0..100_u64 {
+        std::os::unix::fs::FileExt::write_at(&file, b"data", at << 16).expect("our own");
+    }
+    file.set_len(20 << 20).expect("our own");
+    fs::write(from.join("after"), "it").expect("our own");
+    for options in [
+        &["--format=gnu"][..],
+        &["--format=posix", "--sparse-version=0.0"],
+        &["--format=posix", "--sparse-version=0.1"],
+        &["--format=posix", "--sparse-version=1.0"],
+    ] {
+        let mut tar = Command::new("tar");
+        tar.arg("--sparse").args(options).args(["-cf", "-", "-C"]).arg(&from);
+        let archive = tar.args(["holes", "after"]).output().expect("tar is a program").stdout;
+        assert!(archive.len() < 2 << 20, "{options:?}: tar wrote it sparse");
+        let into = machine.work().join("into");
+        let moved = unpack(&guest, at(&into), &archive).await.expect("it is unpacked");
+        assert_eq!((moved.bytes, moved.files), ((20 << 20) + 2, 2), "{options:?}");
+        for name in ["holes", "after"] {
+            let same = fs::read(from.join(name)).expect("ours")
+                == fs::read(into.join(name)).expect("there");
+            assert!(same, "{options:?}: {name}");
+        }
+        assert!(into.join("holes").metadata().expect("there").blocks() < 4 << 11, "{options:?}");
+        assert_eq!(into.read_dir().expect("there").count(), 2, "{options:?}");
+        fs::remove_dir_all(into).expect("our own");
+    }
+    // A map that says more than there is.
+    let mut builder = Builder::new(Vec::new());
+    let map = [("GNU.sparse.size", &b"10"[..]), ("GNU.sparse.map", &b"0,9"[..])];
+    builder.append_pax_extensions(map).expect("memory");
+    raw(&mut builder, EntryType::Regular, b"wrong", b"", b"data");
+    let archive = builder.into_inner().expect("memory");
+    let refused = unpack(&guest, at(&machine.work()), &archive).await.expect_err("it is wrong");
+    let told = refused.to_string();
+    assert!(told.contains("`wrong`") && told.contains("sparse"), "{told}");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_no_tar_is_refused_in_plain_words() {
+    let machine = Machine::start();
+    let guest = machine.connect().await;
+    let archive = archive(&[(EntryType::Regular, b"a", b"", b"x")]);
+    for (format, magic) in [
+        ("gzip", &b"\x1f\x8b\x08"[..]),
+        ("bzip2", &b"BZh9"[..]),
+        ("xz", &b"\xfd7zXZ\0"[..]),
+        ("zstd", &b"\x28\xb5\x2f\xfd"[..]),
+    ] {
+        let sent = [magic, &archive].concat();
+        let refused = unpack(&guest, at(&machine.work()), &sent).await.expect_err("no tar");
+        assert!(refused.to_string().contains(&format!("compressed with {format}")), "{refused}");
+    }
+    let binary: Vec<u8> = (0..=255).cycle().skip(128).take(4096).collect();
+    let told = unpack(&guest, at(&machine.work()), &binary).await.expect_err("no tar").to_string();
+    assert!(told.chars().all(|c| !c.is_control() && c != '\u{fffd}'), "{told:?}");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@
 
 use std::io::{self, Read};
 
+use sandkeep_proto::sparse::PaxSparse;
 use tar::Header;
 
 use super::super::attributes::Attributes;
@@ -66,7 +67,7 @@ struct Extended {
     gid: Option<u64>,
     mtime: Option<(i64, i64)>,
     xattrs: Vec<(String, Vec<u8>)>,
-    sparse: bool,
+    sparse: PaxSparse,
 }
 
 impl<R: Read> TarStream<R> {
@@ -115,10 +116,8 @@ impl<R: Read> TarStream<R> {
     }
 
     fn entry(&mut self, header: &Header, extended: Extended) -> io::Result<ArchiveEntry> {
-        if extended.sparse {
-            return Err(bad("it has sparse files in PAX form, which are not supported"));
-        }
-        let path = extended.path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let named = extended.sparse.name().map(ToOwned::to_owned).or(extended.path);
+        let path = named.unwrap_or_else(|| header.path_bytes().into_owned());
         let link = extended
             .link
             .or_else(|| header.link_name_bytes().map(std::borrow::Cow::into_owned))
@@ -148,13 +147,15 @@ impl<R: Read> TarStream<R> {
             (_, Some(size)) => size,
             (_, None) => number(header.entry_size(), "size")?,
         };
-        let (size, pieces) = if header.entry_type().is_gnu_sparse() {
-            self.sparse_map(header, stored)?
-        } else {
-            (stored, vec![(0, stored)])
-        };
+        let (mut size, mut pieces) = (stored, vec![(0, stored)]);
         self.left = stored;
         self.padding = padding(stored);
+        if header.entry_type().is_gnu_sparse() {
+            (size, pieces) = self.sparse_map(header, stored)?;
+        } else if extended.sparse.is_sparse() && kind == TarKind::File {
+            let map = extended.sparse.map(stored, self).map_err(|error| damaged(&path, &error))?;
+            (size, pieces) = (map.size, map.pieces);
+        }
         let id = |set: Option<u64>, raw: &[u8], field: io::Result<u64>| {
             // Some writers leave the owner out: it is root then.
             let absent = raw.iter().all(|byte| matches!(byte, 0 | b' '));
@@ -305,7 +306,7 @@ fn read_records(mut records: &[u8], into: &mut Extended) -> io::Result<()> {
                 if let Some(name) = key.strip_prefix("SCHILY.xattr.") {
                     into.xattrs.push((name.to_owned(), value.to_owned()));
                 }
-                into.sparse |= key.starts_with("GNU.sparse.");
+                into.sparse.record(key, value)?;
             }
         }
     }
@@ -345,6 +346,12 @@ fn padding(size: u64) -> u64 {
 
 fn number<T>(field: io::Result<T>, what: &str) -> io::Result<T> {
     field.map_err(|_| bad(&format!("a {what} is no number")))
+}
+
+/// An entry cannot be read.
+fn damaged(path: &[u8], error: &io::Error) -> io::Error {
+    let path = String::from_utf8_lossy(path);
+    io::Error::new(error.kind(), format!("its entry `{}` is damaged: {error}", path.escape_debug()))
 }
 
 fn bad(reason: &str) -> io::Error {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use sandkeep_core::db::{By, Direction, Filter, Order, Page};
 use sandkeep_core::engine::{
     Caller, Create, Delete, Error, ErrorKind, Fork, ForkFrom, IfExists, OnDelete, Opened,
@@ -30,6 +30,8 @@ use super::protocol::wire;
 use super::protocol::wire::HERE;
 use super::{Answer, done};
 use crate::api::App;
+use crate::connections::Via;
+use crate::listen::Peer;
 
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
@@ -51,26 +53,45 @@ struct Version {
     keep_last: Option<u32>,
 }
 
-async fn create_2(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
+async fn create_2(
+    who: Acts,
+    app: State<Arc<App>>,
+    host: Reached,
+    from: Extension<Peer>,
+    fields: Fields,
+) -> Answer {
     let version = Version { runtime: true, here: true, snapshots: None, keep_last: None };
-    create(who, app, host, fields, version).await
+    create(who, app, host, from, fields, version).await
 }
 
-async fn create_3(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
+async fn create_3(
+    who: Acts,
+    app: State<Arc<App>>,
+    host: Reached,
+    from: Extension<Peer>,
+    fields: Fields,
+) -> Answer {
     let version = Version { runtime: true, here: false, snapshots: None, keep_last: None };
-    create(who, app, host, fields, version).await
+    create(who, app, host, from, fields, version).await
 }
 
-async fn create_4(who: Acts, app: State<Arc<App>>, host: Reached, fields: Fields) -> Answer {
+async fn create_4(
+    who: Acts,
+    app: State<Arc<App>>,
+    host: Reached,
+    from: Extension<Peer>,
+    fields: Fields,
+) -> Answer {
     let version =
         Version { runtime: false, here: false, snapshots: Some(7 * DAY), keep_last: Some(1) };
-    create(who, app, host, fields, version).await
+    create(who, app, host, from, fields, version).await
 }
 
 async fn create(
     Acts(caller): Acts,
     State(app): State<Arc<App>>,
     Reached(host): Reached,
+    Extension(peer): Extension<Peer>,
     mut fields: Fields,
     version: Version,
 ) -> Answer {
@@ -110,7 +131,7 @@ async fn create(
     };
     let patch = wishes.patch;
     let create = Create { name, patch, if_exists: IfExists::Fail, start: true, from };
-    let made = make(&app, &caller, create).await?;
+    let made = make(&app, &caller, peer, create).await?;
     if let Source::Fetched(fetched) = source
         && made.created
     {
@@ -121,12 +142,19 @@ async fn create(
 }
 
 /// Makes a sandbox, or hands out the one that an earlier try of the same request made; see [`self::races`].
-async fn make(app: &App, caller: &Caller, create: Create) -> Result<Opened, VercelError> {
+async fn make(
+    app: &App,
+    caller: &Caller,
+    peer: Peer,
+    create: Create,
+) -> Result<Opened, VercelError> {
     let (engine, project) = (app.engine.clone(), caller.project.clone());
     let Some(name) = create.name.clone() else {
         return done(&app.tasks, async move { engine.create(&project, create, None).await }).await;
     };
-    let (running, mut race) = app.vercel_races.begin(&project, &name, &format!("{create:?}"));
+    // What a repeated request has in common with the first.
+    let wishes = format!("{:?} {peer:?} {create:?}", caller.key);
+    let (running, mut race) = app.vercel_races.begin(&project, &name, &wishes);
     let work = async move {
         let made = engine.create(&project, create, None).await;
         drop(running);
@@ -191,11 +219,12 @@ async fn open(
     Looks(caller): Looks,
     State(app): State<Arc<App>>,
     Reached(host): Reached,
+    Extension(via): Extension<Via>,
     Path(name): Path<String>,
     asked: QueryParams,
 ) -> Answer {
     let name = existing(&name)?;
-    let found = look(&app, &caller, &name).await;
+    let found = look(&app, &caller, &name, &via).await;
     let opened = if asked.flag("resume")? {
         crate::auth::may_wake(&caller, &sandkeep_core::engine::WakeMode::Wake)?;
         let opened = resume(&app, &caller, &name).await?;
@@ -204,13 +233,13 @@ async fn open(
         }
         opened
     } else {
-        found?
+        app.engine.with_usage(found?).await
     };
     Ok(Json(wire::opened(&app, host.as_deref(), &opened)))
 }
 
 /// Finds a sandbox. One that somebody is about to create is waited for; see [`self::races`].
-async fn look(app: &App, caller: &Caller, name: &Name) -> Result<Opened, Error> {
+async fn look(app: &App, caller: &Caller, name: &Name, via: &Via) -> Result<Opened, Error> {
     let since = Instant::now();
     loop {
         let found = match app.engine.get(&caller.project, name).await {
@@ -221,7 +250,7 @@ async fn look(app: &App, caller: &Caller, name: &Name) -> Result<Opened, Error> 
             other => other,
         };
         let Err(Error::NoSandbox(_)) = found else { return found };
-        match app.vercel_races.missed(&caller.project, name, since) {
+        match app.vercel_races.missed(&caller.project, name, since, via) {
             Missed::Tell => return found,
             Missed::Wait(changed) => changed.wait().await,
         }
