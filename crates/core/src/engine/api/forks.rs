@@ -236,9 +236,7 @@ impl Engine {
         let gone = self.parts.storage.trash.forks(project);
         forks.extend(gone.iter().filter_map(|(one, expired)| shown(one, Some(*expired))));
         // Forks of one call are as old as each other: by name, `try-2` before `try-10`.
-        forks.sort_by_cached_key(|one| {
-            (one.name.as_str().len(), one.name.clone(), one.id.clone())
-        });
+        forks.sort_by_cached_key(|one| (one.name.as_str().len(), one.name.clone(), one.id.clone()));
         forks
     }
 

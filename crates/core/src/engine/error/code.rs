@@ -116,7 +116,9 @@ impl Error {
             {
                 "insufficient_storage"
             }
-            Self::Store(StoreError::BadExport { .. }) => "export_refused",
+            Self::Store(StoreError::BadExport { .. } | StoreError::ExportLost { .. }) => {
+                "export_refused"
+            }
             Self::Store(StoreError::InDoubt { .. }) => "sync_failed",
             Self::Store(StoreError::Slow { .. }) | Self::Db(DbError::Slow { .. }) => {
                 "storage_not_responding"

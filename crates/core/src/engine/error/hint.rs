@@ -162,7 +162,7 @@ impl Error {
             Self::Store(StoreError::Io { .. }) => {
                 "see the kernel's log (`dmesg`) and the disk under the data directory".to_owned()
             }
-            Self::Store(StoreError::BadExport { .. }) => {
+            Self::Store(StoreError::BadExport { .. } | StoreError::ExportLost { .. }) => {
                 "its disk is kept: `keep stop` tries again, `keep stop --discard` gives up what the session wrote".to_owned()
             }
             Self::Image(ImageError::NotFound { .. }) => {

@@ -185,7 +185,9 @@ fn store_kind(error: &StoreError) -> ErrorKind {
         StoreError::BadGlob { .. } => ErrorKind::Invalid,
         StoreError::OverLimit { .. } => ErrorKind::OverLimit,
         StoreError::DiffTooLarge { .. } | StoreError::ExportTooLarge { .. } => ErrorKind::TooLarge,
-        StoreError::BadExport { .. } | StoreError::InDoubt { .. } => ErrorKind::Conflict,
+        StoreError::BadExport { .. }
+        | StoreError::ExportLost { .. }
+        | StoreError::InDoubt { .. } => ErrorKind::Conflict,
         StoreError::ShuttingDown
         | StoreError::Slow { .. }
         | StoreError::Busy { .. }
