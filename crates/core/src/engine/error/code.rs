@@ -179,6 +179,7 @@ fn image_code(error: &ImageError) -> &'static str {
         ImageError::Denied { .. } | ImageError::Credentials { .. } => "registry_denied",
         ImageError::Unreachable { .. } | ImageError::Registry { .. } => "registry_unreachable",
         ImageError::TooLarge { .. } => "insufficient_storage",
+        error if error.is_no_room() => "insufficient_storage",
         _ => "internal",
     }
 }

@@ -199,6 +199,11 @@ fn image_hint(error: &ImageError) -> Option<String> {
                 .to_owned()
         }
         ImageError::Platform { .. } => "pull an image that is made for this machine".to_owned(),
+        error if error.is_no_room() => {
+            "the disk of the data directory is full up to its reserve: delete sandboxes, snapshots or images, empty the trash, \
+             or make the filesystem larger"
+                .to_owned()
+        }
         _ => return None,
     })
 }

@@ -212,6 +212,7 @@ fn image_kind(error: &ImageError) -> ErrorKind {
         | ImageError::Registry { .. }
         | ImageError::Platform { .. } => ErrorKind::Invalid,
         ImageError::TooLarge { .. } => ErrorKind::Exhausted,
+        error if error.is_no_room() => ErrorKind::Exhausted,
         ImageError::Store { source } => store_kind(source),
         _ => ErrorKind::Fault,
     }

@@ -49,6 +49,8 @@ const SOON: Duration = Duration::from_millis(50);
 const LITTLE: u64 = 2 << 30;
 /// How often while the reserve is about to be used.
 const AT_ONCE: Duration = Duration::from_millis(20);
+/// Containers are frozen for a look no longer than this and what one of them takes to count.
+const LONGEST_FREEZE: Duration = Duration::from_secs(2);
 /// How long a look is good for if nothing fills up.
 const LOOKED: Duration = Duration::from_secs(60);
 /// After this many rounds of ending those who write the most, all commands are ended.
@@ -222,6 +224,9 @@ impl LimitWatch {
         // Who grew by how much, for when the host has nothing to spare.
         let mut grew: Vec<Growing> = Vec::new();
         for live in this.turns.all_live() {
+            if sight.now.elapsed() > LONGEST_FREEZE {
+                thaw_all(&mut held).await;
+            }
             // Before it is counted: what is uploaded meanwhile is then seen at the next look.
             let (uploaded, unwritten) = {
                 let room = live.room.lock();
@@ -310,12 +315,7 @@ impl LimitWatch {
         for index in Shortage::chosen(&grown, sight.outlook) {
             self.stop_from_writing(this, sessions, &grew[index], sight, &mut held);
         }
-        for (machine, frozen) in held {
-            if let Err(error) = frozen.thaw().await {
-                // It is tried again.
-                tracing::warn!(%machine, error = error_chain(&error), "a container was not thawed after a look at what it writes");
-            }
-        }
+        thaw_all(&mut held).await;
         if short {
             let used = now.iter().map(|(layer, looked)| (layer.clone(), looked.used)).collect();
             self.shortage.begin_with(&used);
@@ -349,6 +349,15 @@ impl LimitWatch {
             live,
             DiskKill { over: None, cause: DiskCause::HostReserve, means },
         );
+    }
+}
+
+async fn thaw_all(held: &mut HeldStill) {
+    for (machine, frozen) in held.drain() {
+        if let Err(error) = frozen.thaw().await {
+            // It is tried again.
+            tracing::warn!(%machine, error = error_chain(&error), "a container was not thawed after a look at what it writes");
+        }
     }
 }
 
