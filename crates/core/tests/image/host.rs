@@ -237,7 +237,8 @@ fn what_must_be_copied_is_known_before_and_refused_when_it_does_not_fit() {
     let (root, image) = (TempDir::new().expect("a directory"), TempDir::new().expect("another"));
     machine(root.path());
     fs::write(root.path().join("usr/bin/large"), vec![7; 3 << 20]).expect("a large program");
-    fs::write(root.path().join("etc/large.conf"), vec![7; 1 << 20]).expect("a large setting");
+    fs::write(root.path().join("etc/ssl/certs/large.pem"), vec![7; 1 << 20])
+        .expect("a large setting");
     let host = HostRoot { root: root.path().to_owned(), also: Vec::new() };
     let never = root.path().join("data");
     let linked = host.measure(image.path(), &never).expect("it is measured");

@@ -13,8 +13,8 @@ use crate::engine::Error;
 use crate::engine::error::error_chain;
 use crate::engine::integrity::DiskLimits;
 use crate::engine::integrity::disk_limits::EndsSessions;
-use crate::engine::machine::freeze_guard::FrozenProcesses;
 use crate::engine::running::end_cause::DiskCause;
+use crate::engine::running::freeze_guard::FrozenProcesses;
 use crate::engine::running::live::RunningSandbox;
 use crate::model::LayerId;
 

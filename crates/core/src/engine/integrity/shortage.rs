@@ -38,7 +38,7 @@ use crate::engine::Result;
 use crate::engine::error::error_chain;
 use crate::engine::integrity::DiskLimits;
 use crate::engine::integrity::disk_limits::EndsSessions;
-use crate::engine::machine::freeze_guard::FrozenProcesses;
+use crate::engine::running::freeze_guard::FrozenProcesses;
 use crate::engine::running::live::RunningSandbox;
 use crate::model::{LayerId, MachineKey, MountMode, Sandbox};
 use crate::store::FreeSpace;
