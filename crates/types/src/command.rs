@@ -93,6 +93,8 @@ pub enum CommandEnd {
     OutOfMemory,
     /// The sandbox, or a drive in it, was over its disk limit and growing: its processes were killed.
     OutOfDisk,
+    /// The disk of the host was about to use its reserve, and the sandbox was filling it: its processes were killed.
+    HostDiskFull,
     /// A signal ended it that was sent through the API, or its caller hung up.
     Killed,
     /// Its session was ended while it ran.

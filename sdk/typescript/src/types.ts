@@ -330,7 +330,7 @@ export interface CommandChanges {
 }
 
 /** Why a command ended. */
-export type CommandEnd = "exited" | "signalled" | "timed_out" | "out_of_memory" | "out_of_disk" | "killed" | "session_ended" | "lost";
+export type CommandEnd = "exited" | "signalled" | "timed_out" | "out_of_memory" | "out_of_disk" | "host_disk_full" | "killed" | "session_ended" | "lost";
 
 /** The state of a command. */
 export type CommandState = "running" | "exited" | "lost";

@@ -3,17 +3,21 @@
 //! `docs/MICROVM.md` says what is carried. Files with holes are packed as such, in GNU's old form. Every directory is
 //! entered by its own descriptor and looked at by single names, so that no path is too long and no link is followed.
 //!
+//! Memory is bounded by the names of the directories, not by their paths: the path is kept once, for the directory that is being
+//! packed, and where a file with several names was first is kept as a chain of names ([`Places`]). A machine with little memory
+//! can have directories nested ten thousand deep.
+//!
 //! Of the overlay's own marks those are left out that name files of a lower layer by the numbers they had in this machine: on
 //! another stack they would name others.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata};
 use std::io::{self, BufWriter, Read, Seek as _, SeekFrom};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -43,7 +47,13 @@ pub(super) fn pack(upper: BorrowedFd<'_>, task: &mut FileTask) -> Result<Done, R
     rustix::process::fchdir(&top).map_err(|error| problem(error.into()))?;
     task.reply(Reply::Ok)?;
     let builder = Builder::new(BufWriter::with_capacity(CHUNK, &mut *task));
-    let mut packing = ExportPacking { builder, links: HashMap::new(), files: 0 };
+    let mut packing = ExportPacking {
+        builder,
+        path: Vec::new(),
+        places: Places::default(),
+        links: HashMap::new(),
+        files: 0,
+    };
     packing.all(top).map_err(problem)?;
     let ExportPacking { builder, files, .. } = packing;
     let buffer = builder.into_inner().map_err(problem)?;
@@ -53,21 +63,50 @@ pub(super) fn pack(upper: BorrowedFd<'_>, task: &mut FileTask) -> Result<Done, R
 
 struct ExportPacking<'a> {
     builder: Builder<BufWriter<&'a mut FileTask>>,
-    /// Under which name a file with several names was packed first.
-    links: HashMap<u64, PathBuf>,
+    /// The path of the directory that is being packed, with a slash at its end.
+    path: Vec<u8>,
+    places: Places,
+    /// Where a file with several names was packed first: its directory, and its name in it.
+    links: HashMap<u64, (usize, OsString)>,
     files: u64,
+}
+
+/// Directories in which files with several names were packed, each as a name and the one it is in. The top is 0, without
+/// being there.
+#[derive(Default)]
+struct Places(Vec<(usize, OsString)>);
+
+impl Places {
+    fn add(&mut self, parent: usize, name: &OsStr) -> usize {
+        self.0.push((parent, name.to_owned()));
+        self.0.len()
+    }
+
+    /// The path of a name in one of them.
+    fn path(&self, mut place: usize, name: &OsStr) -> Vec<u8> {
+        let mut parts = vec![name];
+        while let Some((parent, name)) = place.checked_sub(1).and_then(|at| self.0.get(at)) {
+            parts.push(name);
+            place = *parent;
+        }
+        parts.reverse();
+        let parts: Vec<&[u8]> = parts.into_iter().map(|part| part.as_bytes()).collect();
+        parts.join(&b'/')
+    }
 }
 
 /// A directory that is being packed.
 struct Open {
     directory: OwnedFd,
-    path: PathBuf,
+    name: OsString,
+    /// Where it is among the [`Places`], once it has to be.
+    place: Option<usize>,
     /// What is left of it, in reverse.
     names: Vec<OsString>,
 }
 
 impl Open {
-    fn new(directory: OwnedFd, path: PathBuf) -> io::Result<Self> {
+    fn new(directory: OwnedFd, name: OsString, place: Option<usize>) -> io::Result<Self> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&directory)? {
             let name = entry?.file_name().to_bytes().to_vec();
@@ -76,7 +115,9 @@ impl Open {
             }
         }
         names.sort_by(|one, two| two.cmp(one));
-        Ok(Self { directory, path, names })
+        // Most of a deep tree is directories with one name in them.
+        names.shrink_to_fit();
+        Ok(Self { directory, name, place, names })
     }
 }
 
@@ -84,34 +125,48 @@ impl ExportPacking<'_> {
     fn all(&mut self, top: OwnedFd) -> io::Result<()> {
         let meta = fs::symlink_metadata(".")?;
         self.put(b"./", Path::new("."), header(&meta, EntryType::Directory), &meta, io::empty())?;
-        let mut open = vec![Open::new(top, PathBuf::new())?];
+        let mut open = vec![Open::new(top, OsString::new(), Some(0))?];
         while let Some(here) = open.last_mut() {
             let Some(name) = here.names.pop() else {
+                let above = self.path.len().saturating_sub(here.name.len() + 1);
+                self.path.truncate(above);
                 open.pop();
                 if let Some(above) = open.last() {
                     rustix::process::fchdir(&above.directory)?;
                 }
                 continue;
             };
-            let path = here.path.join(&name);
             let meta = fs::symlink_metadata(&name)?;
             if !meta.is_dir() {
-                self.leaf(&path, Path::new(&name), &meta)?;
+                self.leaf(&mut open, &name, &meta)?;
                 continue;
             }
+            let path = [&self.path, name.as_bytes()].concat();
             let head = header(&meta, EntryType::Directory);
-            self.put(path.as_os_str().as_bytes(), Path::new(&name), head, &meta, io::empty())?;
+            self.put(&path, Path::new(&name), head, &meta, io::empty())?;
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let inner = rustix::fs::openat(here.directory.as_fd(), &name, flags, Mode::empty())?;
             rustix::process::fchdir(&inner)?;
-            open.push(Open::new(inner, path)?);
+            self.path = path;
+            self.path.push(b'/');
+            open.push(Open::new(inner, name, None)?);
         }
         Ok(())
     }
 
-    fn leaf(&mut self, path: &Path, name: &Path, meta: &Metadata) -> io::Result<()> {
+    /// Where the innermost of these directories is among the places.
+    fn place(&mut self, open: &mut [Open]) -> usize {
+        let mut at = 0;
+        for one in open {
+            at = *one.place.get_or_insert_with(|| self.places.add(at, &one.name));
+        }
+        at
+    }
+
+    fn leaf(&mut self, open: &mut [Open], name: &OsStr, meta: &Metadata) -> io::Result<()> {
         let kind = meta.file_type();
-        let bytes = path.as_os_str().as_bytes();
+        let path = [&self.path, name.as_bytes()].concat();
+        let (bytes, file) = (path.as_slice(), Path::new(name));
         // The kernel gives all that is deleted one inode.
         let deleted = kind.is_char_device() && meta.rdev() == 0;
         if kind.is_socket() {
@@ -119,13 +174,16 @@ impl ExportPacking<'_> {
             return Ok(());
         }
         if meta.nlink() > 1 && !deleted {
-            if let Some(first) = self.links.get(&meta.ino()).cloned() {
+            if let Some((place, first)) = self.links.get(&meta.ino()) {
+                let first = self.places.path(*place, first);
                 let mut head = header(meta, EntryType::Link);
-                self.target(&mut head, first.as_os_str().as_bytes())?;
+                self.target(&mut head, &first)?;
                 return self.entry(bytes, head, io::empty());
             }
-            self.links.insert(meta.ino(), path.to_owned());
+            let place = self.place(open);
+            self.links.insert(meta.ino(), (place, name.to_owned()));
         }
+        let name = file;
         if kind.is_symlink() {
             let target = fs::read_link(name)?;
             let mut head = header(meta, EntryType::Symlink);
@@ -357,7 +415,23 @@ fn value_of(name: &Path, attribute: &str) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::time;
+    use std::ffi::OsStr;
+
+    use super::{Places, time};
+
+    #[test]
+    fn a_place_deep_down_is_found_by_its_names() {
+        let mut places = Places::default();
+        let mut at = 0;
+        for _ in 0..3 {
+            at = places.add(at, OsStr::new("d"));
+        }
+        let beside = places.add(1, OsStr::new("e"));
+        let path = |place, name: &str| places.path(place, OsStr::new(name));
+        assert_eq!(path(0, "top"), b"top");
+        assert_eq!(path(at, "file"), b"d/d/d/file");
+        assert_eq!(path(beside, "file"), b"d/e/file");
+    }
 
     #[test]
     fn times_are_written_on_both_sides_of_1970() {

@@ -162,6 +162,11 @@ fn why_it_ended(command: &Command) -> Option<String> {
             limit("out_of_memory: killed because the sandbox had no memory left")
         }
         CommandEnd::OutOfDisk => limit("out_of_disk: killed because the disk limit was exceeded"),
+        CommandEnd::HostDiskFull => {
+            "host_disk_full: killed because the disk of the host is full up to \
+             its reserve, and the sandbox was filling it"
+                .to_owned()
+        }
         CommandEnd::Killed => format!("killed: signal {signal} was sent to the command"),
         CommandEnd::SessionEnded => {
             "session_ended: the session ended before the command did".to_owned()

@@ -16,10 +16,12 @@ mod own_disk;
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::host::orphans::kill_orphans;
@@ -122,10 +124,16 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Ends the processes of a machine that fill the host's disk, and returns how many that were:
-    /// none if it does not know which they are.
-    async fn end_writers(&self, _key: &MachineKey) -> DriverResult<usize> {
-        Ok(0)
+    /// Ends the processes of a machine that fill the host's disk, and returns them: none if it does
+    /// not know which they are.
+    async fn end_writers(&self, _key: &MachineKey) -> DriverResult<EndedProcesses> {
+        Ok(EndedProcesses::default())
+    }
+
+    /// Ends all processes of a machine but its agent, without asking the agent, and returns them: none
+    /// if the host does not know them. If the machine is frozen, they end when it is thawed.
+    async fn end_all(&self, _key: &MachineKey) -> DriverResult<EndedProcesses> {
+        Ok(EndedProcesses::default())
     }
 
     /// The driver's warm pool: its name and how many machines are in it, if it has one.
@@ -241,6 +249,34 @@ pub struct Unnamed {
     pub bytes: u64,
     /// How many there are.
     pub files: u64,
+}
+
+/// Processes that were killed, and may not be gone yet: what they held is freed first.
+#[derive(Debug, Default)]
+pub struct EndedProcesses(Vec<OwnedFd>);
+
+impl EndedProcesses {
+    /// Those with these process descriptors.
+    #[must_use]
+    pub fn new(processes: Vec<OwnedFd>) -> Self {
+        Self(processes)
+    }
+
+    /// How many were killed.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether none of them is left.
+    #[must_use]
+    pub fn are_gone(&self) -> bool {
+        self.0.iter().all(|process| {
+            let mut ends = [PollFd::new(process, PollFlags::IN)];
+            // One that cannot be asked is not waited for.
+            !matches!(rustix::event::poll(&mut ends, Some(&Timespec::default())), Ok(0))
+        })
+    }
 }
 
 /// What a machine has used.

@@ -134,6 +134,14 @@ pub enum StoreError {
         /// What is wrong with it.
         source: Box<image::ImageError>,
     },
+    /// A machine's export broke off: the machine or its agent died, or sent nothing any more.
+    #[error("the machine did not export all that it wrote to layer {id}")]
+    ExportLost {
+        /// The layer, whose disk is kept.
+        id: LayerId,
+        /// What happened to the connection.
+        source: io::Error,
+    },
     /// The disk failed while it was written, and may have lost some of it.
     #[error("the disk failed to store data while layer {id} was written, and may have lost {what}", what = doubtful_files(files, *total))]
     InDoubt {

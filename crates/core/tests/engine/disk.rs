@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use sandkeep_core::engine::{Engine, Error, ErrorKind, Stop, WakeMode};
 use sandkeep_core::guest::GuestError;
-use sandkeep_core::model::{CommandState, Patch, Size};
+use sandkeep_core::model::{CommandEnd, CommandState, Patch, Size};
 use sandkeep_testkit::house;
 use sandkeep_testkit::house::{House, detached, name, ok, project, sh, small};
 
@@ -311,5 +311,68 @@ async fn the_reserve_of_the_host_is_not_used_up() {
         let error = upload(&engine, &vec![1; 64 << 20]).await.expect_err("no room");
         assert_eq!(Error::from(error).code(), "insufficient_storage");
     }
+    engine.shutdown().await;
+}
+
+/// Ending one writer does not help where a loop starts the next: the reserve is kept all the same, and the command says why it
+/// ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loop_of_short_writers_does_not_use_up_the_reserve() {
+    let disk = Disk::new(1600 << 20);
+    let mut house = house!().with_data(disk.point.join("data"));
+    let reserve = 256 << 20;
+    house.reserve = Some(reserve);
+    let engine = house.open().await;
+    engine.create(&project(), small("app"), None).await.unwrap();
+    let least = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));
+    let (point, seen) = (disk.point.clone(), std::sync::Arc::clone(&least));
+    let (watching, watched) = tokio::sync::oneshot::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        let mut watched = watched;
+        while matches!(watched.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Empty)) {
+            let stat = rustix::fs::statvfs(&point).unwrap();
+            let free = stat.f_bavail * stat.f_frsize;
+            seen.fetch_min(free, std::sync::atomic::Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let line = "for i in $(seq 60); do dd if=/dev/zero of=/root/b$i bs=1M count=50 2>/dev/null; done; echo survived";
+    let ran = sh(&engine, "app", line).await;
+    drop(watching);
+    watch.join().unwrap();
+    let least = least.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!((ran.command.exit_code, ran.out.as_str()), (Some(137), ""), "{ran:?}");
+    assert_eq!(ran.command.end, Some(CommandEnd::HostDiskFull), "{ran:?}");
+    assert_eq!((ran.command.limit, ran.command.peak), (None, None), "no limit of its own ended it");
+    assert!(least >= reserve - (16 << 20), "{least} were left of {reserve}");
+    // It goes on.
+    assert_eq!(ok(&engine, "app", "rm /root/b*; echo on").await, "on\n");
+    engine.shutdown().await;
+}
+
+/// What a killed process held is freed before its command ends, which takes a while. It does not hide the reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_frees_much_after_its_end_says_why_it_ended() {
+    let house = house!();
+    let engine = limited(&house).await;
+    let script = r#"for my $n (1..60) { open(my $f, ">", "/work/f$n") or die; unlink "/work/f$n"; push @kept, $f;
+        syswrite($f, "x" x (1 << 20)) for (1..30) } print "done""#;
+    let ran = sh(&engine, "app", &format!("exec perl -e '{script}'")).await;
+    assert_eq!(ran.command.end, Some(CommandEnd::OutOfDisk), "{ran:?}");
+    assert_eq!(ran.command.limit, Some(LIMIT));
+    engine.shutdown().await;
+}
+
+/// Space that one sandbox frees does not hide what another writes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_holds_after_space_was_freed_elsewhere() {
+    let house = house!();
+    let engine = limited(&house).await;
+    engine.create(&project(), small("other"), None).await.unwrap();
+    let freed = "dd if=/dev/zero of=/root/big bs=1M count=600 2>/dev/null; sleep 1; rm /root/big";
+    ok(&engine, "other", freed).await;
+    let line = "for i in $(seq 12); do dd if=/dev/zero of=/root/b$i bs=1M count=45 2>/dev/null; sleep 0.3; done; echo survived";
+    sh(&engine, "app", line).await;
+    assert!(on_disk(&house) < 400 << 20, "{} were written", on_disk(&house));
     engine.shutdown().await;
 }

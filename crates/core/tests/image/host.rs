@@ -7,8 +7,10 @@ use std::path::Path;
 use std::process::Command;
 
 use sandkeep_core::model::Size;
-use sandkeep_core::store::Store;
-use sandkeep_core::store::image::{HostRoot, HostTree, ImageSettings, Images, Reporter};
+use sandkeep_core::store::image::{
+    HostRoot, HostTree, ImageError, ImageSettings, Images, Reporter,
+};
+use sandkeep_core::store::{Store, StoreError};
 use tempfile::TempDir;
 
 /// A small machine with a secret in every corner.
@@ -74,7 +76,8 @@ fn machine(root: &Path) {
 }
 
 fn build(host: &HostRoot, diff: &Path) -> HostTree {
-    host.build(diff, &host.root.join("data"), &Reporter::silent()).expect("the image is built")
+    let (never, room) = (host.root.join("data"), |_| Ok(()));
+    host.build(diff, &never, &room, &Reporter::silent()).expect("the image is built")
 }
 
 /// All paths below `dir`, directories with a slash.
@@ -226,4 +229,43 @@ async fn this_machine_makes_an_image_that_works() {
     assert_eq!(homes, 0);
     let mut begun_with = fs::read_dir(root.join("root")).expect("there is /root").flatten();
     assert!(begun_with.all(|entry| Path::new("/etc/skel").join(entry.file_name()).exists()));
+}
+
+/// On another filesystem than the host's own everything is copied: what does not fit is refused before, with nothing written.
+#[test]
+fn what_must_be_copied_is_known_before_and_refused_when_it_does_not_fit() {
+    let (root, image) = (TempDir::new().expect("a directory"), TempDir::new().expect("another"));
+    machine(root.path());
+    fs::write(root.path().join("usr/bin/large"), vec![7; 3 << 20]).expect("a large program");
+    fs::write(root.path().join("etc/ssl/certs/large.pem"), vec![7; 1 << 20])
+        .expect("a large setting");
+    let host = HostRoot { root: root.path().to_owned(), also: Vec::new() };
+    let never = root.path().join("data");
+    let linked = host.measure(image.path(), &never).expect("it is measured");
+    // Not on the filesystem of the temporary directory, whatever that is.
+    let elsewhere = Path::new("/dev/shm");
+    let device = |path: &Path| fs::metadata(path).expect("a directory").dev();
+    if !elsewhere.is_dir() || device(elsewhere) == device(root.path()) {
+        println!(
+            "SKIPPED what_must_be_copied_is_known_before_and_refused_when_it_does_not_fit: no other filesystem at /dev/shm"
+        );
+    } else {
+        let other = TempDir::new_in(elsewhere).expect("a directory in memory");
+        let copied = host.measure(other.path(), &never).expect("it is measured");
+        assert!((4 << 20..5 << 20).contains(&copied), "{copied}");
+        assert!(linked + (3 << 20) <= copied, "programs are linked: {linked}");
+        let room =
+            |bytes: u64| match bytes {
+                0..=4096 => Ok(()),
+                _ => Err(StoreError::NoRoom { free: 4096, need: bytes, hint: "delete".to_owned() }
+                    .into()),
+            };
+        let built = host.build(other.path(), &never, &room, &Reporter::silent());
+        let error = built.expect_err("there is no room");
+        assert!(
+            matches!(error, ImageError::Store { source: StoreError::NoRoom { .. } }),
+            "{error}"
+        );
+    }
+    assert_eq!(fs::read_dir(image.path()).expect("a directory").count(), 0, "only measured");
 }

@@ -304,9 +304,14 @@ async fn a_reader_that_fails_or_goes_away_changes_nothing() {
     let world = World::new();
     let open = on_disk(&world, &[]).await;
     let top = entry("./", EntryType::Directory, "", b"");
-    let broken = tokio_test_reader(top.clone());
+    let broken = tokio_test_reader(top.clone(), std::io::ErrorKind::ConnectionReset);
     let outcome = world.store.import_disk(&open, broken, AMPLE).await;
     assert!(matches!(outcome, Err(StoreError::BadExport { .. })), "{outcome:?}");
+    // Its agent died: nothing is wrong with what it wrote.
+    let died = tokio_test_reader(top.clone(), std::io::ErrorKind::ConnectionAborted);
+    let outcome = world.store.import_disk(&open, died, AMPLE).await;
+    assert!(matches!(outcome, Err(StoreError::ExportLost { .. })), "{outcome:?}");
+    assert!(world.store.has_disk(&open).expect("looked"), "the disk stays");
     // One that hangs, and is given up.
     let (mut writer, reader) = tokio::io::duplex(1024);
     tokio::io::AsyncWriteExt::write_all(&mut writer, &top).await.expect("written");
@@ -327,8 +332,11 @@ async fn a_reader_that_fails_or_goes_away_changes_nothing() {
 }
 
 /// Reads what it is given, and then fails.
-fn tokio_test_reader(bytes: Vec<u8>) -> impl tokio::io::AsyncRead + Unpin + Send {
-    struct Failing(Vec<u8>);
+fn tokio_test_reader(
+    bytes: Vec<u8>,
+    kind: std::io::ErrorKind,
+) -> impl tokio::io::AsyncRead + Unpin + Send {
+    struct Failing(Vec<u8>, std::io::ErrorKind);
     impl tokio::io::AsyncRead for Failing {
         fn poll_read(
             mut self: std::pin::Pin<&mut Self>,
@@ -336,13 +344,13 @@ fn tokio_test_reader(bytes: Vec<u8>) -> impl tokio::io::AsyncRead + Unpin + Send
             into: &mut tokio::io::ReadBuf<'_>,
         ) -> std::task::Poll<std::io::Result<()>> {
             if self.0.is_empty() {
-                return std::task::Poll::Ready(Err(std::io::ErrorKind::ConnectionReset.into()));
+                return std::task::Poll::Ready(Err(self.1.into()));
             }
             into.put_slice(&std::mem::take(&mut self.0));
             std::task::Poll::Ready(Ok(()))
         }
     }
-    Failing(bytes)
+    Failing(bytes, kind)
 }
 
 /// A stream with a given beginning that never ends.

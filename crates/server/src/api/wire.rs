@@ -363,6 +363,7 @@ fn command_end(end: model::CommandEnd) -> types::CommandEnd {
         model::CommandEnd::TimedOut => types::CommandEnd::TimedOut,
         model::CommandEnd::OutOfMemory => types::CommandEnd::OutOfMemory,
         model::CommandEnd::OutOfDisk => types::CommandEnd::OutOfDisk,
+        model::CommandEnd::HostDiskFull => types::CommandEnd::HostDiskFull,
         model::CommandEnd::Killed => types::CommandEnd::Killed,
         model::CommandEnd::SessionEnded => types::CommandEnd::SessionEnded,
         model::CommandEnd::Lost => types::CommandEnd::Lost,

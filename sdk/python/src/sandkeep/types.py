@@ -335,7 +335,7 @@ class CommandChanges:
     with_: list[str] = field(default_factory=list)
     """Commands that ran at the same time: their ids, the first 16."""
 
-CommandEnd: TypeAlias = Literal["exited", "signalled", "timed_out", "out_of_memory", "out_of_disk", "killed", "session_ended", "lost"]
+CommandEnd: TypeAlias = Literal["exited", "signalled", "timed_out", "out_of_memory", "out_of_disk", "host_disk_full", "killed", "session_ended", "lost"]
 """Why a command ended."""
 
 CommandState: TypeAlias = Literal["running", "exited", "lost"]

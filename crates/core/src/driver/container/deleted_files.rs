@@ -9,6 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use rustix::fs::{FileType, Stat};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::driver::host::Host;
-use crate::driver::{DriverResult, Unnamed};
+use crate::driver::{DriverResult, EndedProcesses, Unnamed};
 use crate::model::MachineKey;
 
 /// How many descriptors and how much text about mappings are looked at, over all processes of a machine.
@@ -25,6 +26,8 @@ const DESCRIPTORS: usize = 100_000;
 const MAPPINGS: u64 = 16 << 20;
 /// How long processes are watched to see which of them write.
 const WATCHED: Duration = Duration::from_millis(50);
+/// How often it is looked for processes that were started while others were killed.
+const ROUNDS: u32 = 4;
 /// The filesystem of shared memory, from `linux/magic.h`: what is in it counts as memory.
 const TMPFS: u64 = 0x0102_1994;
 
@@ -46,18 +49,15 @@ pub(super) fn unnamed(host: &Host, key: &MachineKey) -> DriverResult<Vec<Unnamed
 }
 
 /// Ends the processes that write the most, or, when none is seen to write, those that hold the most without a name. The agent
-/// is not among them. Answers with how many were ended.
-pub(super) fn end_writers(host: &Host, key: &MachineKey) -> DriverResult<usize> {
+/// is not among them.
+pub(super) fn end_writers(host: &Host, key: &MachineKey) -> DriverResult<EndedProcesses> {
     let (record, _process) = host.demand(key)?;
-    let others = || -> DriverResult<Vec<u32>> {
-        let mut processes = host.groups.processes(key)?;
-        processes.retain(|pid| *pid != record.pid);
-        Ok(processes)
-    };
-    let before: HashMap<u32, u64> =
-        others()?.into_iter().filter_map(|pid| Some((pid, written(pid)?))).collect();
+    let before: HashMap<u32, u64> = all_but(host, key, record.pid)?
+        .into_iter()
+        .filter_map(|pid| Some((pid, written(pid)?)))
+        .collect();
     sleep(WATCHED);
-    let processes = others()?;
+    let processes = all_but(host, key, record.pid)?;
     let wrote = |pid: &u32| {
         let then = before.get(pid).copied().unwrap_or(0);
         Some((*pid, written(*pid)?.saturating_sub(then)))
@@ -71,18 +71,53 @@ pub(super) fn end_writers(host: &Host, key: &MachineKey) -> DriverResult<usize> 
         };
         chosen = most(processes.iter().map(holds).collect(), 1 << 20);
     }
-    let mut ended = 0;
-    for number in chosen {
-        let Some(pid) = i32::try_from(number).ok().and_then(Pid::from_raw) else { continue };
-        // Opened before the list of processes is read again: by now the number may belong to another process.
-        let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
-        if others()?.contains(&number)
-            && rustix::process::pidfd_send_signal(process, Signal::KILL).is_ok()
+    Ok(EndedProcesses::new(kill(host, key, record.pid, chosen)?))
+}
+
+/// Ends all processes but the agent. More than once: those that run may start others.
+pub(super) fn end_all(host: &Host, key: &MachineKey) -> DriverResult<EndedProcesses> {
+    let (record, _process) = host.demand(key)?;
+    let mut ended = Vec::new();
+    let mut known = HashSet::new();
+    for _ in 0..ROUNDS {
+        let fresh: Vec<u32> =
+            all_but(host, key, record.pid)?.into_iter().filter(|pid| known.insert(*pid)).collect();
+        if fresh.is_empty() {
+            break;
+        }
+        ended.extend(kill(host, key, record.pid, fresh)?);
+    }
+    Ok(EndedProcesses::new(ended))
+}
+
+/// The processes of a machine without its first.
+fn all_but(host: &Host, key: &MachineKey, first: u32) -> DriverResult<Vec<u32>> {
+    let mut processes = host.groups.processes(key)?;
+    processes.retain(|pid| *pid != first);
+    Ok(processes)
+}
+
+/// Kills those that are still among the processes of a machine.
+fn kill(host: &Host, key: &MachineKey, first: u32, chosen: Vec<u32>) -> DriverResult<Vec<OwnedFd>> {
+    // Opened before the list of processes is read again: by then a number may belong to another process.
+    let opened: Vec<(u32, OwnedFd)> = chosen
+        .into_iter()
+        .filter_map(|number| {
+            let pid = i32::try_from(number).ok().and_then(Pid::from_raw)?;
+            let process = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
+            Some((number, process))
+        })
+        .collect();
+    let there: HashSet<u32> = all_but(host, key, first)?.into_iter().collect();
+    let mut killed = Vec::new();
+    for (number, process) in opened {
+        if there.contains(&number)
+            && rustix::process::pidfd_send_signal(&process, Signal::KILL).is_ok()
         {
-            ended += 1;
+            killed.push(process);
         }
     }
-    Ok(ended)
+    Ok(killed)
 }
 
 /// Those with at least half of what the first of them has, and no less than `least`.

@@ -52,8 +52,8 @@ use self::prebuilt::Builders;
 pub use self::probe::probe;
 use super::host::{Builder, Host, broken, died, failed, lock, on_thread};
 use super::{
-    Device, Driver, DriverError, DriverResult, Link, Machine, MachineLoad, MachineMount,
-    MachineUsage, Relayer, Unnamed,
+    Device, Driver, DriverError, DriverResult, EndedProcesses, Link, Machine, MachineLoad,
+    MachineMount, MachineUsage, Relayer, Unnamed,
 };
 use crate::failpoint::step;
 use crate::model::{MachineKey, RootFs};
@@ -211,9 +211,14 @@ impl Driver for ContainerDriver {
         self.with_host(move |host| deleted_files::unnamed(host, &key)).await
     }
 
-    async fn end_writers(&self, key: &MachineKey) -> DriverResult<usize> {
+    async fn end_writers(&self, key: &MachineKey) -> DriverResult<EndedProcesses> {
         let key = key.clone();
         self.with_host(move |host| deleted_files::end_writers(host, &key)).await
+    }
+
+    async fn end_all(&self, key: &MachineKey) -> DriverResult<EndedProcesses> {
+        let key = key.clone();
+        self.with_host(move |host| deleted_files::end_all(host, &key)).await
     }
 
     fn relayer(&self) -> Option<&dyn Relayer> {

@@ -122,7 +122,9 @@ impl Error {
             {
                 "insufficient_storage"
             }
-            Self::Store(StoreError::BadExport { .. }) => "export_refused",
+            Self::Store(StoreError::BadExport { .. } | StoreError::ExportLost { .. }) => {
+                "export_refused"
+            }
             Self::Store(StoreError::InDoubt { .. }) => "sync_failed",
             Self::Store(StoreError::Slow { .. }) | Self::Db(DbError::Slow { .. }) => {
                 "storage_not_responding"
@@ -184,6 +186,7 @@ fn image_code(error: &ImageError) -> &'static str {
         ImageError::Denied { .. } | ImageError::Credentials { .. } => "registry_denied",
         ImageError::Unreachable { .. } | ImageError::Registry { .. } => "registry_unreachable",
         ImageError::TooLarge { .. } => "insufficient_storage",
+        error if error.is_no_room() => "insufficient_storage",
         _ => "internal",
     }
 }

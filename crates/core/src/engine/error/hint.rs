@@ -170,7 +170,7 @@ impl Error {
             Self::Store(StoreError::Io { .. }) => {
                 "see the kernel's log (`dmesg`) and the disk under the data directory".to_owned()
             }
-            Self::Store(StoreError::BadExport { .. }) => {
+            Self::Store(StoreError::BadExport { .. } | StoreError::ExportLost { .. }) => {
                 "its disk is kept: `keep stop` tries again, `keep stop --discard` gives up what the session wrote".to_owned()
             }
             Self::Image(ImageError::NotFound { .. }) => {
@@ -207,6 +207,11 @@ fn image_hint(error: &ImageError) -> Option<String> {
                 .to_owned()
         }
         ImageError::Platform { .. } => "pull an image that is made for this machine".to_owned(),
+        error if error.is_no_room() => {
+            "the disk of the data directory is full up to its reserve: delete sandboxes, snapshots or images, empty the trash, \
+             or make the filesystem larger"
+                .to_owned()
+        }
         _ => return None,
     })
 }

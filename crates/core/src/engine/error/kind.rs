@@ -191,7 +191,9 @@ fn store_kind(error: &StoreError) -> ErrorKind {
         StoreError::BadGlob { .. } => ErrorKind::Invalid,
         StoreError::OverLimit { .. } => ErrorKind::OverLimit,
         StoreError::DiffTooLarge { .. } | StoreError::ExportTooLarge { .. } => ErrorKind::TooLarge,
-        StoreError::BadExport { .. } | StoreError::InDoubt { .. } => ErrorKind::Conflict,
+        StoreError::BadExport { .. }
+        | StoreError::ExportLost { .. }
+        | StoreError::InDoubt { .. } => ErrorKind::Conflict,
         StoreError::ShuttingDown
         | StoreError::Slow { .. }
         | StoreError::Busy { .. }
@@ -217,6 +219,7 @@ fn image_kind(error: &ImageError) -> ErrorKind {
         | ImageError::Registry { .. }
         | ImageError::Platform { .. } => ErrorKind::Invalid,
         ImageError::TooLarge { .. } => ErrorKind::Exhausted,
+        error if error.is_no_room() => ErrorKind::Exhausted,
         ImageError::Store { source } => store_kind(source),
         _ => ErrorKind::Fault,
     }

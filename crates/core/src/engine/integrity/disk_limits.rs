@@ -3,7 +3,7 @@
 //! | the filesystem | over the limit | over the reserve of the host |
 //! |---|---|---|
 //! | has project quotas | the write fails (`EDQUOT`, `ENOSPC`), the command goes on | the quota shrinks to what is left: the same |
-//! | has none | the processes that write the most are ended; if it goes on growing, all commands | the same, of the one that grew the most |
+//! | has none | the processes that write the most are ended; if it goes on growing, all commands | the same, of the one that grew the most (`shortage`) |
 //! | is a machine's own | the guest's own: the write fails | the writes of the one that grew the most wait (`shortage`) |
 //!
 //! Where there are no quotas what sandboxes write is counted: often while the disk fills quickly, and seldom otherwise. Counted are blocks of
@@ -15,6 +15,8 @@
 //! refused from where the limit is. During an upload, and until the agent has written what it was
 //! sent, no process is ended for what the disk takes: it may be the upload, which is refused from
 //! then on.
+//!
+//! How processes are ended, and how their commands come to say why, is in `ending`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -28,7 +30,10 @@ use sandkeep_proto::link::Failure;
 use crate::driver::Unnamed;
 use crate::engine::error::error_chain;
 use crate::engine::integrity::DiskLimits;
-use crate::engine::integrity::shortage::{GREW, Outlook, Shortage};
+use crate::engine::integrity::ending::{DiskKill, KillMeans};
+use crate::engine::integrity::fill_meter::FillMeter;
+use crate::engine::integrity::shortage::{HeldStill, Outlook, Remedy, Shortage, written_layers};
+use crate::engine::running::end_cause::DiskCause;
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::upload_allowance::Sent;
 use crate::engine::{Error, Result};
@@ -42,9 +47,10 @@ const PER_INODE: u64 = 512;
 const TICK: Duration = Duration::from_millis(250);
 const SOON: Duration = Duration::from_millis(50);
 const LITTLE: u64 = 2 << 30;
-/// What must have been taken since the last look for the next: of bytes, and of inodes.
-const FILLED: u64 = 32 << 20;
-const FILLED_INODES: u64 = 8192;
+/// How often while the reserve is about to be used.
+const AT_ONCE: Duration = Duration::from_millis(20);
+/// Containers are frozen for a look no longer than this and what one of them takes to count.
+const LONGEST_FREEZE: Duration = Duration::from_secs(2);
 /// How long a look is good for if nothing fills up.
 const LOOKED: Duration = Duration::from_secs(60);
 /// After this many rounds of ending those who write the most, all commands are ended.
@@ -53,17 +59,15 @@ const ROUNDS: u32 = 4;
 const JUST_NOW: Duration = Duration::from_secs(1);
 /// What a sandbox may always write, so that it can start and be cleaned up when there is little left.
 const AT_LEAST: u64 = 8 << 20;
-/// How long the agent may take to report the end of a process that was ended.
-const HEARD: Duration = Duration::from_millis(250);
 /// What a session may add to a full drive: mounting it, and removing files, takes a little.
 const TO_CLEAN_UP: u64 = 1 << 20;
 
 /// A limit, and how much of it is used.
-struct Bound {
-    layer: LayerId,
+pub(super) struct Bound {
+    pub(super) layer: LayerId,
     /// What it is called: "its disk", "drive `data`".
     what: String,
-    used: u64,
+    pub(super) used: u64,
     inodes: u64,
     limit: u64,
     /// Whether the filesystem holds the layer to it.
@@ -71,7 +75,7 @@ struct Bound {
 }
 
 impl Bound {
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.used > self.limit || self.inodes > inodes_for(self.limit)
     }
 
@@ -108,6 +112,10 @@ struct LimitWatch {
 struct Looked {
     /// What the layer took.
     used: u64,
+    /// Whether that was more than at the look before.
+    grew: bool,
+    /// Whether the filesystem holds it to its limit.
+    enforced: bool,
     /// What had been uploaded to its sandbox.
     uploaded: u64,
     /// How often writers of its sandbox had been ended. What they wrote before their end is theirs
@@ -115,11 +123,22 @@ struct Looked {
     ended: u64,
 }
 
-/// A running sandbox that grows.
+/// A running sandbox, and by how much it has grown since the disk became short.
 struct Growing {
     by: u64,
     live: Arc<RunningSandbox>,
     layers: Vec<(LayerId, u64)>,
+    uploads: bool,
+}
+
+/// What is known of the free space at a look.
+#[derive(Debug, Clone, Copy)]
+struct SpaceSight {
+    usable: u64,
+    outlook: Outlook,
+    /// Whether the last look shows who fills the disk now.
+    fresh: bool,
+    now: Instant,
 }
 
 /// Ends the session of a machine that cannot be controlled any more, and keeps what it wrote.
@@ -134,7 +153,7 @@ pub(in crate::engine) async fn watch(this: Weak<DiskLimits>, sessions: Weak<dyn 
         return;
     };
     let mut watch = LimitWatch::default();
-    let (mut free_then, mut inodes_then) = (u64::MAX, u64::MAX);
+    let mut fills = FillMeter::default();
     let (mut looked, mut tick) = (Instant::now(), TICK);
     loop {
         tokio::select! {
@@ -144,41 +163,70 @@ pub(in crate::engine) async fn watch(this: Weak<DiskLimits>, sessions: Weak<dyn 
         let Some(this) = this.upgrade() else { return };
         let Ok(space) = this.store.usable() else { continue };
         let Ok(inodes) = this.store.free_inodes() else { continue };
-        tick = if space.usable < LITTLE { SOON } else { TICK };
-        let fills = space.free.saturating_add(FILLED) < free_then
-            || inodes.saturating_add(FILLED_INODES) < inodes_then;
-        let short = watch.shortage.notice(space) == Outlook::Short;
+        let now = Instant::now();
+        fills.note(space.free, inodes);
+        let outlook = watch.shortage.notice(space, now);
+        tick = match outlook {
+            Outlook::Calm if space.usable >= LITTLE => TICK,
+            Outlook::Calm => SOON,
+            Outlook::Short | Outlook::Critical => AT_ONCE,
+        };
         this.context
             .short_of_space
             .store(space.reserve > 0 && space.usable == 0, Ordering::Relaxed);
         this.empty_trash_in_time(space);
         this.let_one_write(space);
-        if !fills && !short && watch.rounds.is_empty() && looked.elapsed() < LOOKED {
+        let short = outlook != Outlook::Calm;
+        if !fills.is_due() && !short && watch.rounds.is_empty() && looked.elapsed() < LOOKED {
             continue;
         }
-        let since = looked.elapsed();
-        (free_then, inodes_then, looked) = (space.free, inodes, Instant::now());
-        watch.look(&this, &sessions, space.usable, short, since).await;
+        // Since the last look little changed but in this tick, or it was just now.
+        let fresh = fills.is_due() || looked.elapsed() < JUST_NOW;
+        let sight = SpaceSight { usable: space.usable, outlook, fresh, now };
+        fills.looked();
+        looked = now;
+        let held = match short {
+            true => this.hold_still(watch.suspects(&this, fresh)).await,
+            false => HeldStill::new(),
+        };
+        watch.look(&this, &sessions, sight, held).await;
     }
 }
 
 impl LimitWatch {
+    /// The containers that may be writing: those that have just grown, or all if that is not known.
+    fn suspects(&self, this: &DiskLimits, fresh: bool) -> Vec<Arc<RunningSandbox>> {
+        let may_write = |layer: &LayerId| {
+            self.before.get(layer).is_none_or(|looked| !looked.enforced && (looked.grew || !fresh))
+        };
+        let mut all = this.turns.all_live();
+        all.retain(|live| {
+            live.driver.relayer().is_some()
+                && !live.is_closed()
+                && written_layers(&live.sandbox()).iter().any(may_write)
+        });
+        all
+    }
+
     async fn look(
         &mut self,
         this: &Arc<DiskLimits>,
         sessions: &Weak<dyn EndsSessions>,
-        usable: u64,
-        short: bool,
-        since: Duration,
+        sight: SpaceSight,
+        mut held: HeldStill,
     ) {
+        let short = sight.outlook != Outlook::Calm;
         let mut now = HashMap::new();
         let mut rounds = HashMap::new();
         let before: HashMap<LayerId, u64> =
             self.before.iter().map(|(layer, looked)| (layer.clone(), looked.used)).collect();
-        let known = short && self.shortage.begin((since < JUST_NOW).then_some(&before));
-        // Who grew the most, for when the host has nothing to spare.
-        let mut grew: Option<Growing> = None;
+        let known = short && self.shortage.begin(sight.fresh.then_some(&before));
+        // Who grew by how much, for when the host has nothing to spare.
+        let mut grew: Vec<Growing> = Vec::new();
         for live in this.turns.all_live() {
+            if sight.now.elapsed() > LONGEST_FREEZE {
+                thaw_all(&mut held).await;
+            }
             // Before it is counted: what is uploaded meanwhile is then seen at the next look.
             let (uploaded, unwritten) = {
                 let room = live.room.lock();
@@ -196,7 +244,7 @@ impl LimitWatch {
                     continue;
                 }
             };
-            live.counted(&bounds, usable);
+            live.counted(&bounds, sight.usable);
             let disks = this.own_disks(&live).await.unwrap_or_default();
             if !disks.is_empty() {
                 let used = disks.iter().map(|(_, used)| used).sum();
@@ -204,13 +252,16 @@ impl LimitWatch {
             }
             let mut layers = Vec::new();
             let mut over: Option<&Bound> = None;
+            let (mut uploads, mut settles) = (unwritten, false);
             for bound in &bounds {
                 let then = self.before.get(&bound.layer).copied();
                 let uploading = unwritten || then.is_none_or(|then| uploaded > then.uploaded);
                 let others = clearing || then.is_none_or(|then| ended > then.ended);
+                uploads |= then.is_some_and(|then| uploaded > then.uploaded);
+                settles |= then.is_some_and(|then| ended > then.ended);
                 let then = then.map(|then| then.used);
                 if bound.enforced {
-                    this.enforce(bound, usable).await;
+                    this.enforce(bound, sight.usable).await;
                 } else if disks.is_empty() {
                     layers.push((bound.layer.clone(), bound.used));
                 }
@@ -227,35 +278,44 @@ impl LimitWatch {
                         }
                     }
                 }
-                now.insert(bound.layer.clone(), Looked { used: bound.used, uploaded, ended });
+                let (used, enforced) = (bound.used, bound.enforced);
+                let grew = then.is_none_or(|then| used > then);
+                now.insert(bound.layer.clone(), Looked { used, grew, enforced, uploaded, ended });
             }
             if let Some(Bound { layer, what, used, inodes, limit, .. }) = over {
                 let sandbox = live.sandbox();
                 tracing::warn!(sandbox = %sandbox.name, what, used, inodes, limit, "a sandbox is over its disk limit and growing; the processes that write are killed");
                 let round = self.rounds.get(layer).copied().unwrap_or(0) + 1;
                 rounds.insert(layer.clone(), round);
-                live.over_disk(*limit, (*used).max(inodes.saturating_mul(BYTES_PER_INODE)));
                 let over = Some((layer.clone(), *used));
-                this.end_writers(sessions, &live, over, round > ROUNDS);
+                let used = (*used).max(inodes.saturating_mul(BYTES_PER_INODE));
+                let cause = DiskCause::OverLimit { limit: *limit, used };
+                let means = if round > ROUNDS { KillMeans::Agent } else { KillMeans::Writers };
+                this.end_processes(sessions, &live, DiskKill { over, cause, means });
             }
             for (layer, used) in &disks {
-                let looked = Looked { used: *used, uploaded, ended };
+                let grew = before.get(layer).is_none_or(|then| used > then);
+                let looked = Looked { used: *used, grew, enforced: false, uploaded, ended };
                 now.entry(layer.clone()).or_insert(looked);
             }
             layers.extend(disks);
-            // One whose writes are held back is no help.
-            if known && live.writes.held().is_none() {
+            if settles {
+                // What those wrote that have just been ended is theirs alone.
+                self.shortage.stopped(&layers);
+            }
+            let critical = sight.outlook == Outlook::Critical;
+            let ending = layers.iter().any(|(layer, _)| rounds.contains_key(layer)) || clearing;
+            // One whose writes are held back is no help, and one whose writers are just being ended only if there is no time.
+            if known && live.writes.held().is_none() && (critical || !ending) {
                 let by = self.shortage.grown(&layers);
-                if grew.as_ref().is_none_or(|most| by > most.by) {
-                    grew = Some(Growing { by, live, layers });
-                }
+                grew.push(Growing { by, live, layers, uploads });
             }
         }
-        if let Some(most) = grew.filter(|most| most.by >= GREW)
-            && !most.layers.iter().any(|(layer, _)| rounds.contains_key(layer))
-        {
-            self.stop_from_writing(this, sessions, &most);
+        let grown: Vec<u64> = grew.iter().map(|one| one.by).collect();
+        for index in Shortage::chosen(&grown, sight.outlook) {
+            self.stop_from_writing(this, sessions, &grew[index], sight, &mut held);
         }
+        thaw_all(&mut held).await;
         if short {
             let used = now.iter().map(|(layer, looked)| (layer.clone(), looked.used)).collect();
             self.shortage.begin_with(&used);
@@ -268,16 +328,36 @@ impl LimitWatch {
         &mut self,
         this: &Arc<DiskLimits>,
         sessions: &Weak<dyn EndsSessions>,
-        Growing { by, live, layers }: &Growing,
+        Growing { by, live, layers, uploads }: &Growing,
+        sight: SpaceSight,
+        held: &mut HeldStill,
     ) {
         self.shortage.stopped(layers);
         if live.driver.disk().is_some() {
             this.hold_writes(sessions, live, layers.iter().map(|(_, used)| used).sum());
             return;
         }
-        tracing::warn!(sandbox = %live.sandbox().name, growth = by, "the host's disk is about to reach its reserve; the processes that write the most are killed");
-        live.over_disk(live.sandbox().config.resources.disk.0, *by);
-        this.end_writers(sessions, live, None, false);
+        let measure = self.shortage.measure(&live.key, sight.outlook, *uploads, sight.now);
+        tracing::warn!(sandbox = %live.sandbox().name, growth = by, ?measure, "the host's disk is about to reach its reserve; processes of the sandbox that fills it are killed");
+        let means = match measure {
+            Remedy::Writers => KillMeans::Writers,
+            Remedy::All => KillMeans::Host(held.remove(&live.key)),
+            Remedy::Agent => KillMeans::Agent,
+        };
+        this.end_processes(
+            sessions,
+            live,
+            DiskKill { over: None, cause: DiskCause::HostReserve, means },
+        );
+    }
+}
+
+async fn thaw_all(held: &mut HeldStill) {
+    for (machine, frozen) in held.drain() {
+        if let Err(error) = frozen.thaw().await {
+            // It is tried again.
+            tracing::warn!(%machine, error = error_chain(&error), "a container was not thawed after a look at what it writes");
+        }
     }
 }
 
@@ -336,7 +416,7 @@ impl DiskLimits {
     }
 
     /// Every limit of a running sandbox, and how much of it is used.
-    async fn bounds(&self, live: &RunningSandbox) -> Result<Vec<Bound>> {
+    pub(super) async fn bounds(&self, live: &RunningSandbox) -> Result<Vec<Bound>> {
         let sandbox = live.sandbox();
         let mut unnamed = None;
         let mut bounds = Vec::new();
@@ -452,70 +532,6 @@ impl DiskLimits {
                 GuestError::DiskLimit { message: format!("{message}; its disk may take {limit}") }
             }
             _ => GuestError::Refused { kind: Failure::NoSpace, message },
-        }
-    }
-
-    /// Ends the processes of a sandbox that fill the disk, or all of its commands. It is not waited
-    /// for: its agent may not answer, and the next sandbox must be checked.
-    fn end_writers(
-        self: &Arc<Self>,
-        sessions: &Weak<dyn EndsSessions>,
-        live: &Arc<RunningSandbox>,
-        over: Option<(LayerId, u64)>,
-        all: bool,
-    ) {
-        if live.clearing.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let (this, sessions, live) = (Arc::clone(self), Weak::clone(sessions), Arc::clone(live));
-        self.context.tasks.spawn(async move {
-            let ended = match all {
-                true => Ok(0),
-                false => live.driver.end_writers(&live.key).await,
-            };
-            match ended {
-                Ok(ended @ 1..) => {
-                    tracing::warn!(sandbox = %live.sandbox().name, ended, "processes that filled the disk were ended");
-                }
-                // The processes that run now may be cleaning up: they must not be ended for that.
-                Ok(0) if !this.shrinks(&live, over).await => this.clear(&sessions, &live).await,
-                Ok(0) => {}
-                Err(error) => {
-                    tracing::debug!(error = error_chain(&error), "the processes that write were not found");
-                    this.clear(&sessions, &live).await;
-                }
-            }
-            // Commands that were ended report it within this time, with the disk limit as the reason. Those that still run
-            // after it were not ended for that.
-            live.ended_writers.fetch_add(1, Ordering::SeqCst);
-            tokio::time::sleep(HEARD).await;
-            live.within_disk();
-            live.clearing.store(false, Ordering::SeqCst);
-        });
-    }
-
-    /// Whether a layer takes less than it did, or nothing is known to be over a limit.
-    async fn shrinks(&self, live: &RunningSandbox, over: Option<(LayerId, u64)>) -> bool {
-        let Some((layer, then)) = over else { return true };
-        let bounds = self.bounds(live).await.unwrap_or_default();
-        let same = bounds.iter().find(|bound| bound.layer == layer);
-        same.is_some_and(|bound| bound.used < then || !bound.is_over())
-    }
-
-    /// Ends the processes of a sandbox that is over its disk. If its agent does not do that the session is ended: a sandbox that
-    /// keeps its agent from answering must not fill the disk of all.
-    async fn clear(&self, sessions: &Weak<dyn EndsSessions>, live: &Arc<RunningSandbox>) {
-        let ended = async {
-            // What is started after this may be what cleans up: it waits until the others are gone.
-            let _gate = tokio::time::timeout(Duration::from_secs(1), live.gate.write()).await;
-            Ok::<_, Error>(live.guest().await?.quiesce(Duration::ZERO).await?)
-        };
-        let Err(error) = ended.await else { return };
-        let sandbox = live.sandbox();
-        tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "a sandbox is over its disk limit and its agent did not end its commands; its session is ended");
-        let Some(sessions) = sessions.upgrade() else { return };
-        if let Err(error) = sessions.end_uncontrolled(Arc::clone(live)).await {
-            tracing::error!(sandbox = %sandbox.name, error = error_chain(&error), "the session of a sandbox over its disk limit was not ended");
         }
     }
 }

@@ -2,7 +2,9 @@
 
 pub(in crate::engine) mod disk_limits;
 pub(in crate::engine) mod disk_probe;
+mod ending;
 pub(in crate::engine) mod failed_syncs;
+mod fill_meter;
 pub(in crate::engine) mod scrub;
 mod shortage;
 

@@ -18,7 +18,7 @@ use crate::driver::{DriverError, Relayer};
 use crate::engine::lifecycle::Lifecycle;
 use crate::engine::lifecycle::stop::SnapshotOptions;
 use crate::engine::machine::capabilities::pausing;
-use crate::engine::machine::freeze_guard::FrozenProcesses;
+use crate::engine::running::freeze_guard::FrozenProcesses;
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::snapshots::seal_guard::GuardScan;
 use crate::engine::{Error, Result};

@@ -20,7 +20,7 @@ use std::time::Duration;
 use crate::db::{Owner, Page, Tombstones, Unless};
 use crate::engine::error::error_chain;
 use crate::engine::lifecycle::Lifecycle;
-use crate::engine::machine::freeze_guard::freeze_filesystems;
+use crate::engine::running::freeze_guard::freeze_filesystems;
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::turns::Slot;
 use crate::engine::{Delete, Deleted, Error, ErrorKind, Result};

@@ -28,10 +28,10 @@ use crate::engine::lifecycle::Lifecycle;
 use crate::engine::lifecycle::stop::SnapshotOptions;
 use crate::engine::machine::capabilities::{Pausing, no_memory, pausing};
 use crate::engine::machine::description::image_layers;
-use crate::engine::machine::freeze_guard::{
+use crate::engine::observe::meters::Operation;
+use crate::engine::running::freeze_guard::{
     SuspendedMachine, freeze_filesystems, thaw_filesystems,
 };
-use crate::engine::observe::meters::Operation;
 use crate::engine::running::live::RunningSandbox;
 use crate::engine::running::turns::Slot;
 use crate::engine::snapshots::compaction::memory::DEEPEST_DISKS;

@@ -102,7 +102,7 @@ pub(in crate::engine) fn reason(
                         .to_owned()
                 }
                 (Some(SessionEnd::OutOfDisk), _) => {
-                    "it was over its disk limit and its commands did not end; what it had written was kept"
+                    "it was over its disk limit, or was filling the disk of the host, and its commands did not end; what it had written was kept"
                         .to_owned()
                 }
                 (Some(SessionEnd::StartFailed), _) => "it did not start".to_owned(),

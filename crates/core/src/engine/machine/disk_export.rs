@@ -8,9 +8,11 @@
 //! (`store::fill`), and how long that may take by how much has come: it may pause for a minute, and
 //! the time spent waiting for it may not be more than two minutes and a second for each MiB. What
 //! the host itself takes to unpack is not counted. A live machine that is beyond a bound is ended
-//! and booted once more, with an agent it has not touched; if that fails as well the sandbox is
-//! `failed`, with the reason, and its disk stays: the stop can be tried again, or what was written
-//! be discarded.
+//! and booted once more, with an agent it has not touched. If the agent dies there in the middle of the
+//! export, the machine is booted yet another time; if that fails as well the sandbox is `failed`, with
+//! the reason, and its disk stays: the stop can be tried again, or what was written be discarded. A
+//! machine that is booted for this has at least [`RESCUE_MEMORY`], because what was written may be
+//! more to walk through than what the sandbox's own memory has room for.
 //!
 //! The store seals no layer whose disk is still there, and removes the disk only when all of it is in the layer: a daemon that
 //! dies at any point finds one or the other, and comes this way again.
@@ -28,13 +30,14 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::driver::Machine;
-use crate::engine::Result;
+use crate::engine::error::error_chain;
 use crate::engine::machine::Machines;
 use crate::engine::machine::restore::{ASSEMBLE_WITHIN, BOOT_WITHIN};
 use crate::engine::running::live::{RunningSandbox, reach};
+use crate::engine::{Error, Result};
 use crate::failpoint;
 use crate::guest::{Guest, GuestError, Incoming};
-use crate::model::{LayerId, MemoryLayer, MountMode, Sandbox};
+use crate::model::{LayerId, Limits, MemoryLayer, MountMode, Sandbox, Size};
 use crate::store::{StoreError, export_limit};
 
 /// How long an exporting agent may send nothing.
@@ -43,6 +46,10 @@ const SILENCE: Duration = Duration::from_secs(60);
 const BEFORE: Duration = Duration::from_secs(120);
 /// How many bytes earn it another second.
 const PER_SECOND: u64 = 64 << 10;
+
+/// The least memory of a machine that is booted to export its files, and how often one is booted.
+const RESCUE_MEMORY: Size = Size(512 << 20);
+const RESCUES: u32 = 2;
 
 impl Machines {
     /// What is on disks and is to be kept: the part's number and its layer. Nothing, if the session
@@ -124,6 +131,18 @@ impl Machines {
         sandbox: &Sandbox,
         keep: bool,
     ) -> Result<()> {
+        for _ in 1..RESCUES {
+            match self.rescue(sandbox, keep).await {
+                Err(Error::Store(error @ StoreError::ExportLost { .. })) => {
+                    tracing::warn!(sandbox = %sandbox.name, error = error_chain(&error), "the export of a VM broke off; it is booted again");
+                }
+                outcome => return outcome,
+            }
+        }
+        self.rescue(sandbox, keep).await
+    }
+
+    async fn rescue(&self, sandbox: &Sandbox, keep: bool) -> Result<()> {
         let parts = self.on_disks(sandbox, keep)?;
         let Some((_, layer)) = parts.first() else { return Ok(()) };
         let driver = self.context.driver(&sandbox.config.driver)?;
@@ -165,7 +184,9 @@ fn only(machine: Machine, parts: &[(u32, LayerId)], scratch: &Path) -> Machine {
     for (part, mount) in (1..).zip(&mut mounts) {
         mount.read_only |= !wanted(part);
     }
-    Machine { root, mounts, ..machine }
+    let memory = machine.limits.memory.max(RESCUE_MEMORY);
+    let limits = Limits { memory, ..machine.limits };
+    Machine { root, mounts, limits, ..machine }
 }
 
 /// An agent's export, to be read. It ends only where the agent marks its end.
@@ -194,7 +215,10 @@ impl Export {
                     }
                     // No bytes: that was all.
                     Ok(Ok(None)) => Ok(Bytes::new()),
-                    Ok(Err(error)) => Err(io::Error::other(error.to_string())),
+                    Ok(Err(error)) => {
+                        let lost = io::ErrorKind::ConnectionAborted;
+                        Err(io::Error::new(lost, error.to_string()))
+                    }
                     Err(_) => Err(pace.lost()),
                 };
                 let last = piece.as_ref().map_or(true, Bytes::is_empty);

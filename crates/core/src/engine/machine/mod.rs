@@ -1,5 +1,5 @@
-//! How machines are described and started: uid ranges, restore from memory, templates, the warm pool, export of files from a
-//! machine's own disk, and guards that end a freeze.
+//! How machines are described and started: uid ranges, restore from memory, templates, the warm pool, and export of files from a
+//! machine's own disk.
 //!
 //! The files stand on each other in this order: `capabilities`, `uid_ranges`, `description`, `restore`, `unassigned`, `template`,
 //! `warm_machines`, `memory_start`. `disk_export` stands on `restore`.
@@ -7,7 +7,6 @@
 pub(in crate::engine) mod capabilities;
 pub(in crate::engine) mod description;
 pub(in crate::engine) mod disk_export;
-pub(in crate::engine) mod freeze_guard;
 pub(in crate::engine) mod memory_start;
 pub(in crate::engine) mod restore;
 pub(in crate::engine) mod template;

@@ -15,6 +15,7 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use crate::driver::{Driver, Link};
 use crate::engine::running::changes::ChangeTracking;
+use crate::engine::running::end_cause::DiskCause;
 use crate::engine::running::measured::MeasuredAhead;
 use crate::engine::running::network::SessionNetwork;
 use crate::engine::running::rest::Rest;
@@ -73,6 +74,11 @@ pub(crate) struct RunningSandbox {
     pub(in crate::engine) room: Mutex<UploadAllowance>,
     /// How often processes of its were ended because of that.
     pub(in crate::engine) ended_writers: AtomicU64,
+    /// How many rounds of ending processes because of a disk have begun.
+    disk_rounds: AtomicU64,
+    /// How many guards keep its processes frozen, and held while the driver freezes or thaws them:
+    /// the first freezes, the last thaws.
+    pub(in crate::engine) freezes: tokio::sync::Mutex<u32>,
     /// Whether what it writes is held back.
     pub(in crate::engine) writes: WriteHold,
     /// Held while what it takes on the disk is counted for an upload.
@@ -133,6 +139,8 @@ impl RunningSandbox {
             clearing: AtomicBool::new(false),
             room: Mutex::default(),
             ended_writers: AtomicU64::new(0),
+            disk_rounds: AtomicU64::new(0),
+            freezes: tokio::sync::Mutex::default(),
             writes: WriteHold::default(),
             counting: tokio::sync::Mutex::default(),
             closed: watch::Sender::new(false),
@@ -206,17 +214,20 @@ impl RunningSandbox {
         }
     }
 
-    /// Notes for every command that its processes are being ended because of the disk limit.
-    pub(in crate::engine) fn over_disk(&self, limit: u64, used: u64) {
+    /// Notes for every command that processes are being ended because of a disk, and answers with the
+    /// round's number.
+    pub(in crate::engine) fn begin_disk_round(&self, cause: DiskCause) -> u64 {
+        let round = self.disk_rounds.fetch_add(1, Ordering::SeqCst);
         for tracked in self.commands.lock().values() {
-            tracked.causes().over_disk(limit, used);
+            tracked.causes().disk_round(round, cause);
         }
+        round
     }
 
-    /// Notes for every command that is still there that it was not ended because of the disk limit.
-    pub(in crate::engine) fn within_disk(&self) {
+    /// Notes for every command that is still there that this round did not end it.
+    pub(in crate::engine) fn end_disk_round(&self, round: u64) {
         for tracked in self.commands.lock().values() {
-            tracked.causes().within_disk();
+            tracked.causes().disk_round_over(round);
         }
     }
 

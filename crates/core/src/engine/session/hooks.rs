@@ -183,6 +183,9 @@ fn report(name: &str, hook: &Hook, outcome: Result<Ran>) -> HookRun {
                 _ if ran.end == Some(CommandEnd::OutOfDisk) => {
                     Some("it was killed: the sandbox was over its disk limit".to_owned())
                 }
+                _ if ran.end == Some(CommandEnd::HostDiskFull) => {
+                    Some("it was killed: the disk of the host is nearly full".to_owned())
+                }
                 Some(code) => Some(format!("it ended with {code}")),
                 None => Some("the session ended under it".to_owned()),
             };

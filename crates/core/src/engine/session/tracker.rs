@@ -310,7 +310,7 @@ impl Tracker {
                 };
                 (Some(limit), peak)
             }
-            CommandEnd::OutOfDisk => self.tracked.causes().disk().unzip(),
+            CommandEnd::OutOfDisk => self.tracked.causes().disk_limit().unzip(),
             _ => (None, None),
         };
         EndReason { end, limit, peak }

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::super::{Durability, LayerHold, SealOptions, Store};
 use super::error::{ImageError, ImageResult};
-use super::host::HostTree;
+use super::host::{HostRoot, HostTree};
 use super::progress::Reporter;
 use super::runtimes::RuntimeCache;
 use super::unpack::{Form, OPAQUE, UnpackRoom, Unpacked, unpack_layer};
@@ -257,8 +257,7 @@ impl LayerBuilder {
         stack.held.layers(std::slice::from_ref(&open)).await;
         let diff = self.store.diff_dir(&open);
         let (host, never) = (self.settings.host.clone(), self.store.data_dir().to_owned());
-        let (into, reporter) = (diff.clone(), progress.clone());
-        let built = blocking(&diff, move || host.build(&into, &never, &reporter)).await;
+        let built = self.build_host(&diff, host, never, progress).await;
         let outcome = match built {
             Ok(tree) => self.seal(stack, &open, None, tree.shared_bytes).await.map(|()| tree),
             Err(error) => Err(error),
@@ -267,6 +266,24 @@ impl LayerBuilder {
             self.discard(&open).await;
         }
         outcome
+    }
+
+    async fn build_host(
+        &self,
+        diff: &Path,
+        host: HostRoot,
+        never: PathBuf,
+        progress: &Reporter,
+    ) -> ImageResult<HostTree> {
+        let (measured, into, but) = (host.clone(), diff.to_owned(), never.clone());
+        let need = blocking(diff, move || measured.measure(&into, &but)).await?;
+        self.store.check_room(need).await?;
+        let (into, reporter, store) = (diff.to_owned(), progress.clone(), self.store.clone());
+        blocking(diff, move || {
+            let room = move |bytes: u64| Ok(store.refuse_beyond(store.usable()?.usable, bytes)?);
+            host.build(&into, &never, &room, &reporter)
+        })
+        .await
     }
 
     async fn seal(

@@ -158,6 +158,18 @@ pub enum ImageError {
 }
 
 impl ImageError {
+    /// Whether freeing space would help.
+    #[must_use]
+    pub fn is_no_room(&self) -> bool {
+        match self {
+            Self::Store { source } => source.is_no_room(),
+            Self::Io { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            }
+            _ => false,
+        }
+    }
+
     /// Gives a system error the context it lacks.
     pub(super) fn io<E: Into<io::Error>>(
         action: &'static str,

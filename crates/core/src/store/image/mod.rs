@@ -46,7 +46,7 @@ use crate::model::{FORMAT, Image, ImageConfig, LayerId, Size, now};
 pub use build::{BuildContext, CopyRequest, CopySource, FileOwner, InlineFile, PlannedFiles};
 pub use customize::{AddedDirectory, Customization};
 pub use error::{ImageError, ImageResult};
-pub use host::{HostRoot, HostTree};
+pub use host::{HostRoot, HostTree, RoomCheck};
 pub use progress::{Progress, Reporter};
 pub use reference::Reference;
 pub use unpack::{Form, UnpackRoom, Unpacked, unpack_layer};

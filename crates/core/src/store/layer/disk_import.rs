@@ -70,8 +70,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Returns [`StoreError::BadExport`] for a stream that breaks off, tries to reach outside or does not end,
-    /// [`StoreError::NoRoom`], or [`StoreError::Io`].
+    /// Returns [`StoreError::BadExport`] for a stream that is cut short, tries to reach outside or does not end,
+    /// [`StoreError::ExportLost`] if it fails as aborted or timed out, [`StoreError::NoRoom`], or [`StoreError::Io`].
     pub async fn import_disk(
         &self,
         open: &LayerId,
@@ -171,6 +171,9 @@ impl Store {
                     }
                 }
                 ImageError::Io { action, path, source } => StoreError::Io { action, path, source },
+                ImageError::Damaged { source, .. } if is_lost(&source) => {
+                    StoreError::ExportLost { id: id.clone(), source }
+                }
                 error => StoreError::BadExport { id: id.clone(), source: Box::new(error) },
             },
         )
@@ -213,6 +216,11 @@ impl Store {
         }
         Ok(bytes)
     }
+}
+
+/// Whether an export did not come to its end because of who sends it, and not of what was sent.
+fn is_lost(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::TimedOut)
 }
 
 /// Reads chunks of a stream on a thread that may block.

@@ -16,7 +16,7 @@ use crate::engine::Result;
 use crate::engine::error::error_chain;
 use crate::engine::governance::runs::Runs;
 use crate::engine::lifecycle::sandbox::WakeFrom;
-use crate::engine::machine::freeze_guard::FrozenProcesses;
+use crate::engine::running::freeze_guard::FrozenProcesses;
 use crate::engine::running::live::RunningSandbox;
 use crate::failpoint;
 use crate::model::lifecycle::Phase;

@@ -17,6 +17,10 @@
 //!   the image as well. That is why `/etc` and the package databases are copied, not linked, and why
 //!   the image can be built anew.
 //!
+//! What must be copied is added up first, by the same walk, so that an image that does not fit is refused
+//! before anything is written. While it is copied the free space is checked before every file: others
+//! may be taking it meanwhile.
+//!
 //! The work is done by a few threads that share a stack of directories; it is bound by the
 //! filesystem, not by the processor.
 
@@ -44,6 +48,14 @@ use super::progress::Reporter;
 
 /// How many entries go by between two reports.
 const REPORT_EVERY: u64 = 2000;
+/// What an entry takes besides its contents, and what contents and directories are rounded up to.
+const ENTRY_COST: u64 = 512;
+const BLOCK: u64 = 4096;
+/// The file with which it is tried whether files can be cloned.
+const TRIAL: &str = ".clone-trial";
+
+/// Refuses when so many bytes do not fit beside the host's reserve.
+pub type RoomCheck = dyn Fn(u64) -> ImageResult<()> + Send + Sync;
 
 /// The machine an image is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,29 +88,64 @@ pub struct HostTree {
 }
 
 impl HostRoot {
+    /// How many bytes the tree takes in `diff`, an empty directory: next to nothing if files can be linked or cloned into it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error when a directory of the host cannot be read.
+    pub fn measure(&self, diff: &Path, never: &Path) -> ImageResult<u64> {
+        let silent = Reporter::silent();
+        let found = fs::metadata(diff).map_err(ImageError::io("look at", diff))?;
+        let work = CopyWork {
+            never: fs::metadata(never).ok().map(|found| identity(&found)),
+            homes: etc_files::homes(&self.root),
+            only_measure: Some(identity(&found).0),
+            ..CopyWork::new(&silent, &|_| Ok(()))
+        };
+        self.plan_all(&work, diff)?;
+        work.run()?;
+        let first = work.first.into_inner();
+        let all = work.copied.into_inner();
+        let is_cloned = first.is_some_and(|first| can_clone(&first, diff));
+        Ok(if is_cloned { work.entries.into_inner() } else { all + work.entries.into_inner() })
+    }
+
     /// Builds the tree in `diff`, an empty directory. What is below `never` is not taken, wherever it
-    /// lies.
+    /// lies. Before a file is copied `room` is asked whether it fits.
     ///
     /// # Errors
     ///
     /// Returns the first file that could not be linked or copied. `diff` is then of no use.
-    pub fn build(&self, diff: &Path, never: &Path, progress: &Reporter) -> ImageResult<HostTree> {
+    pub fn build(
+        &self,
+        diff: &Path,
+        never: &Path,
+        room: &RoomCheck,
+        progress: &Reporter,
+    ) -> ImageResult<HostTree> {
         let work = CopyWork {
             never: fs::metadata(never).ok().map(|found| identity(&found)),
             homes: etc_files::homes(&self.root),
-            ..CopyWork::new(progress)
+            ..CopyWork::new(progress, room)
         };
         fs::set_permissions(diff, std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .map_err(ImageError::io("change the mode of", diff))?;
         for (name, mode) in rules::SKELETON {
             self.make_empty(diff, name, mode)?;
         }
+        self.plan_all(&work, diff)?;
+        work.run()?;
+        etc_files::write(&self.root, diff)?;
+        Ok(work.into_tree())
+    }
+
+    fn plan_all(&self, work: &CopyWork<'_>, diff: &Path) -> ImageResult<()> {
         for name in rules::PROGRAMS {
-            self.plan(&work, diff, name, Means::Link, Rule::Programs)?;
+            self.plan(work, diff, name, Means::Link, Rule::Programs)?;
         }
-        self.plan(&work, diff, "etc", Means::Copy, Rule::Etc)?;
+        self.plan(work, diff, "etc", Means::Copy, Rule::Etc)?;
         for name in rules::VAR {
-            self.plan(&work, diff, name, Means::Copy, Rule::All)?;
+            self.plan(work, diff, name, Means::Copy, Rule::All)?;
         }
         for path in &self.also {
             let inside = path.strip_prefix("/").unwrap_or(path);
@@ -107,11 +154,9 @@ impl HostRoot {
                 let reason = "it must be an absolute path without `..`".to_owned();
                 return Err(ImageError::NotAnImage { what: name, reason });
             };
-            self.plan(&work, diff, name, Means::Link, Rule::All)?;
+            self.plan(work, diff, name, Means::Link, Rule::All)?;
         }
-        work.run()?;
-        etc_files::write(&self.root, diff)?;
-        Ok(work.into_tree())
+        Ok(())
     }
 
     /// Makes a directory like the host's of that name, but empty.
@@ -148,10 +193,16 @@ impl HostRoot {
         let Ok(stat) = rustix::fs::lstat(&source) else { return Ok(()) };
         let target = diff.join(name);
         let parent = target.parent().unwrap_or(diff);
-        fs::create_dir_all(parent).map_err(ImageError::io("create", parent))?;
+        if work.only_measure.is_none() {
+            fs::create_dir_all(parent).map_err(ImageError::io("create", parent))?;
+        }
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
                 work.push(Job { source, target, name: name.to_owned(), means, rule, stat });
+                Ok(())
+            }
+            FileType::Symlink | FileType::RegularFile if work.only_measure.is_some() => {
+                work.entries.fetch_add(BLOCK, Ordering::Relaxed);
                 Ok(())
             }
             FileType::Symlink => {
@@ -190,6 +241,12 @@ struct CopyWork<'a> {
     never: Option<(u64, u64)>,
     homes: BTreeSet<String>,
     progress: &'a Reporter,
+    room: &'a RoomCheck,
+    /// Nothing is made, only added up; the device that it would be made on.
+    only_measure: Option<u64>,
+    /// What entries take besides the contents of files, when it is added up, and the first file that would be copied.
+    entries: AtomicU64,
+    first: Mutex<Option<PathBuf>>,
     stack: Mutex<JobQueue>,
     changed: Condvar,
     failed: AtomicBool,
@@ -211,11 +268,15 @@ struct JobQueue {
 }
 
 impl<'a> CopyWork<'a> {
-    fn new(progress: &'a Reporter) -> Self {
+    fn new(progress: &'a Reporter, room: &'a RoomCheck) -> Self {
         Self {
             never: None,
             homes: BTreeSet::new(),
             progress,
+            room,
+            only_measure: None,
+            entries: AtomicU64::new(0),
+            first: Mutex::default(),
             stack: Mutex::default(),
             changed: Condvar::new(),
             failed: AtomicBool::new(false),
@@ -284,6 +345,10 @@ impl<'a> CopyWork<'a> {
 
     fn directory(&self, job: &Job, hashes: &mut Vec<[u8; 32]>) -> ImageResult<()> {
         let Some(source) = open_source(&job.source)? else { return Ok(()) };
+        if self.only_measure.is_some() {
+            self.entries.fetch_add(BLOCK, Ordering::Relaxed);
+            return self.all_entries(job, &source, source.as_fd(), hashes);
+        }
         match fs::create_dir(&job.target) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(ImageError::io("create", &job.target)(error));
@@ -291,22 +356,33 @@ impl<'a> CopyWork<'a> {
             _ => {}
         }
         let target = fs::File::open(&job.target).map_err(ImageError::io("open", &job.target))?;
-        let stat = rustix::fs::fstat(&source).map_err(ImageError::io("look at", &job.source))?;
-        let barred = self.never == Some((stat.st_dev, stat.st_ino));
-        if !barred && rules::others_may_enter(stat.st_mode) {
-            let entries = Dir::read_from(&source).map_err(ImageError::io("read", &job.source))?;
-            for entry in entries {
-                let entry = entry.map_err(ImageError::io("read", &job.source))?;
-                let name = entry.file_name().to_bytes();
-                if name != b"." && name != b".." {
-                    self.entry(job, source.as_fd(), target.as_fd(), name, hashes)?;
-                }
-            }
-        }
+        self.all_entries(job, &source, target.as_fd(), hashes)?;
         // After the entries, whose making would change the time.
         Attributes::of(&job.stat)
             .give(&target)
             .map_err(ImageError::io("set the attributes of", &job.target))
+    }
+
+    fn all_entries(
+        &self,
+        job: &Job,
+        source: &OwnedFd,
+        target: BorrowedFd<'_>,
+        hashes: &mut Vec<[u8; 32]>,
+    ) -> ImageResult<()> {
+        let stat = rustix::fs::fstat(source).map_err(ImageError::io("look at", &job.source))?;
+        let barred = self.never == Some((stat.st_dev, stat.st_ino));
+        if !barred && rules::others_may_enter(stat.st_mode) {
+            let entries = Dir::read_from(source).map_err(ImageError::io("read", &job.source))?;
+            for entry in entries {
+                let entry = entry.map_err(ImageError::io("read", &job.source))?;
+                let name = entry.file_name().to_bytes();
+                if name != b"." && name != b".." {
+                    self.entry(job, source.as_fd(), target, name, hashes)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn entry(
@@ -335,8 +411,12 @@ impl<'a> CopyWork<'a> {
                 self.push(Job { source, target, name: path.clone(), means, rule, stat });
             }
             FileType::RegularFile if !rules::others_may_read(stat.st_mode) => return Ok(()),
+            FileType::RegularFile | FileType::Symlink if self.only_measure.is_some() => {
+                self.add_up(means, &stat, || job.source.join(std::ffi::OsStr::from_bytes(name)));
+                return Ok(());
+            }
             FileType::RegularFile | FileType::Symlink => {
-                self.take(means, source, target, name, &stat)
+                self.take(means, source, target, name, &stat)?
                     .map_err(ImageError::io("take", job.source.join(&*text)))?;
             }
             _ => return Ok(()),
@@ -373,19 +453,30 @@ impl<'a> CopyWork<'a> {
         target: BorrowedFd<'_>,
         name: &[u8],
         stat: &Stat,
-    ) -> io::Result<()> {
+    ) -> ImageResult<io::Result<()>> {
         if means == Means::Link {
             match rustix::fs::linkat(source, name, target, name, AtFlags::empty()) {
                 Ok(()) => {
                     self.count_shared(stat);
-                    return Ok(());
+                    return Ok(Ok(()));
                 }
-                Err(Errno::NOENT) => return Ok(()),
+                Err(Errno::NOENT) => return Ok(Ok(())),
                 // Another filesystem, one that has no hard links, or a file with too many.
                 Err(Errno::XDEV | Errno::PERM | Errno::OPNOTSUPP | Errno::MLINK) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Ok(Err(error.into())),
             }
         }
+        (self.room)(space_of(stat))?;
+        Ok(self.copy(source, target, name, stat))
+    }
+
+    fn copy(
+        &self,
+        source: BorrowedFd<'_>,
+        target: BorrowedFd<'_>,
+        name: &[u8],
+        stat: &Stat,
+    ) -> io::Result<()> {
         if FileType::from_raw_mode(stat.st_mode).is_symlink() {
             let to: CString = rustix::fs::readlinkat(source, name, Vec::new())?;
             rustix::fs::symlinkat(to, target, name)?;
@@ -398,6 +489,17 @@ impl<'a> CopyWork<'a> {
                 done
             }
         }
+    }
+
+    /// Adds up what a file would take.
+    fn add_up(&self, means: Means, stat: &Stat, path: impl FnOnce() -> PathBuf) {
+        self.entries.fetch_add(ENTRY_COST, Ordering::Relaxed);
+        let is_linked = means == Means::Link && Some(stat.st_dev) == self.only_measure;
+        if is_linked || !FileType::from_raw_mode(stat.st_mode).is_file() || stat.st_size == 0 {
+            return;
+        }
+        self.copied.fetch_add(space_of(stat), Ordering::Relaxed);
+        self.first.lock().get_or_insert_with(path);
     }
 
     fn count_shared(&self, stat: &Stat) {
@@ -437,6 +539,21 @@ fn open_source(path: &Path) -> ImageResult<Option<OwnedFd>> {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
         Err(error) => Err(ImageError::io("open", path)(error)),
     }
+}
+
+/// What the contents of a file take.
+fn space_of(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0).next_multiple_of(BLOCK)
+}
+
+/// Whether files can be cloned from where this one is into `diff`.
+fn can_clone(file: &Path, diff: &Path) -> bool {
+    let trial = diff.join(TRIAL);
+    let cloned = fs::File::open(file)
+        .and_then(|from| Ok((from, fs::File::create_new(&trial)?)))
+        .is_ok_and(|(from, to)| rustix::fs::ioctl_ficlone(to, from).is_ok());
+    let _ = fs::remove_file(&trial);
+    cloned
 }
 
 fn identity(found: &fs::Metadata) -> (u64, u64) {

@@ -4,6 +4,9 @@
 //! work, which can fail, panic or be cancelled. So both are guards: dropping one resumes the
 //! sandbox, in a background task that a shutdown waits for. A daemon that dies leaves it to the
 //! next, which resumes every sandbox that it adopts.
+//!
+//! Several guards may keep the same processes frozen, for reasons that know nothing of each other. They
+//! are counted: the first freezes, the last thaws.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,8 +33,13 @@ impl FrozenProcesses {
         context: &Arc<Context>,
         live: &Arc<RunningSandbox>,
     ) -> Result<Self> {
-        // Made first: a freeze that is given up half way counts.
+        let mut freezes = live.freezes.lock().await;
+        // Counted first: a freeze that is given up half way counts.
+        *freezes += 1;
         let frozen = Self { live: Some(Arc::clone(live)), context: Arc::clone(context) };
+        if *freezes > 1 {
+            return Ok(frozen);
+        }
         match (live.driver.relayer(), live.driver.memory()) {
             (Some(relayer), _) => relayer.freeze(&live.key).await?,
             (None, Some(memory)) => memory.hold(&live.key).await?,
@@ -69,11 +77,16 @@ impl Drop for FrozenProcesses {
 }
 
 async fn thaw(live: &RunningSandbox) -> Result<()> {
-    match (live.driver.relayer(), live.driver.memory()) {
-        (Some(relayer), _) => Ok(relayer.thaw(&live.key).await?),
-        (None, Some(memory)) => Ok(memory.go_on(&live.key).await?),
-        (None, None) => Ok(()),
+    let mut freezes = live.freezes.lock().await;
+    if *freezes == 1 {
+        match (live.driver.relayer(), live.driver.memory()) {
+            (Some(relayer), _) => relayer.thaw(&live.key).await?,
+            (None, Some(memory)) => memory.go_on(&live.key).await?,
+            (None, None) => {}
+        }
     }
+    *freezes = freezes.saturating_sub(1);
+    Ok(())
 }
 
 /// A machine that is held, or about to be, until its memory is on record.
