@@ -273,4 +273,9 @@ def main() -> int:
 
 if __name__ == "__main__":
     os.environ["NO_COLOR"] = "1"
+    # Readers have told git who they are; a machine of tests has not.
+    os.environ["GIT_CONFIG_COUNT"] = "2"
+    for at, (key, value) in enumerate([("user.name", "A Reader"), ("user.email", "reader@example.org")]):
+        os.environ[f"GIT_CONFIG_KEY_{at}"] = key
+        os.environ[f"GIT_CONFIG_VALUE_{at}"] = value
     sys.exit(main())
