@@ -41,6 +41,11 @@ const LISTED: [(&str, usize, &str); 7] = [
         "`apt-get` and `dpkg-deb` in `keep microvm setup`, which an operator runs; environment empty but for proxies",
     ),
     (
+        "cli/src/command/browser.rs",
+        1,
+        "the user's browser, in `keep open`; it gets the user's environment",
+    ),
+    (
         "cli/src/command/doctor.rs",
         1,
         "the host's `stat` and `find`, asked for what they can do, in `keep doctor`; environment empty",

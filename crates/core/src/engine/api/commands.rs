@@ -1,6 +1,7 @@
 //! Running, finding and signalling commands.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sandkeep_proto::link::TermSize;
 use sha2::{Digest as _, Sha256};
@@ -19,6 +20,11 @@ use crate::engine::{Engine, Error, Result, WakeMode};
 use crate::model::lifecycle::Phase;
 use crate::model::{Command, CommandId, CommandState, Name, Sandbox, SandboxId, Timestamp};
 use crate::store::ListedChanges;
+
+/// How long a command may be on record as running that nothing follows any more: its session has just
+/// ended, and its end is being written.
+const END_IS_WRITTEN: Duration = Duration::from_secs(5);
+const ASK_AGAIN: Duration = Duration::from_millis(20);
 
 impl Engine {
     /// Runs a command, waking the sandbox if need be.
@@ -174,11 +180,19 @@ impl Engine {
     pub async fn wait(&self, project: &Name, name: &Name, id: &CommandId) -> Result<Command> {
         let sandbox = self.parts.lifecycle.find(project, name).await?;
         self.parts.turns.recovered(&sandbox.id).await?;
-        if let Some(tracked) = self.parts.sessions.tracked(&sandbox.id, id) {
-            tracked.ended().await;
+        let mut deadline = Instant::now() + END_IS_WRITTEN;
+        loop {
+            if let Some(tracked) = self.parts.sessions.tracked(&sandbox.id, id) {
+                tracked.ended().await;
+                deadline = Instant::now() + END_IS_WRITTEN;
+            }
+            self.parts.sessions.looked(&sandbox.id, Some(id)).await;
+            let command = self.parts.sessions.find_command(&sandbox, id).await?;
+            if command.state != CommandState::Running || Instant::now() >= deadline {
+                return Ok(command);
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
         }
-        self.parts.sessions.looked(&sandbox.id, Some(id)).await;
-        self.parts.sessions.find_command(&sandbox, id).await
     }
 
     /// Lists a sandbox's commands, newest first.
