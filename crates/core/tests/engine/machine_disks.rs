@@ -76,7 +76,8 @@ async fn a_machine_that_fills_the_hosts_disk_waits_and_goes_on() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (free, told) = (disk.free(), pieces(&engine, &writer).await);
     assert!(free >= RESERVE - (8 << 20), "{free} are left of {RESERVE}");
-    assert!((1..PIECES).contains(&told), "{told} pieces");
+    // With so little to spare, a burst at the beginning is enough.
+    assert!(told < PIECES, "{told} pieces");
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert!(disk.free() + (4 << 20) >= free, "{} after {free}: it writes", disk.free());
     assert!(is_held(&engine, "m").await, "it is not let go for nothing");
