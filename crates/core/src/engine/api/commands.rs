@@ -143,6 +143,8 @@ impl Engine {
             if self.parts.runs.hears(&live.sandbox()) {
                 self.parts.runs.prepare_questions(&live.sandbox()).await;
             }
+            let session = self.parts.sessions.with_usage(live.session()).await;
+            // Nothing is waited for after it: a caller that left then would leave a command behind.
             match self.parts.sessions.launch(&live, &exec).await {
                 Err(error) => {
                     tries += 1;
@@ -153,9 +155,8 @@ impl Engine {
                 }
                 Ok((tracked, events)) => {
                     let stdin = exec.stdin.then(|| StdinHandle::new(Arc::clone(&tracked)));
-                    let (command, session) = (tracked.record(), live.session());
+                    let command = tracked.record();
                     timing.ok();
-                    let session = self.parts.sessions.with_usage(session).await;
                     return Ok(Started { command, events, stdin, resumed, session });
                 }
             }

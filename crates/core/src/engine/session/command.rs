@@ -310,12 +310,13 @@ impl Sessions {
         record.oom_kills_before = live.driver.oom_kills(&live.key);
         // On record before it runs: after a crash the next daemon asks the agent for its outcome.
         self.accounts.expect(&record);
+        let starting = StartingCommand::of(self, live, exec, &record);
         if let Err(error) = self.note_command(&record).await {
+            starting.over();
             self.accounts.expect_no_more(&record);
             return Err(error);
         }
         crate::failpoint::pass("exec.recorded");
-        let starting = StartingCommand::of(self, live, exec, &record);
         self.before_start(live, &record.id).await;
         let asked = Asked::of(live);
         let process = match asked.heard(guest.spawn(spawn).await) {

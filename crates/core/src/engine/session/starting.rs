@@ -24,7 +24,7 @@ pub(super) struct StartingCommand {
 }
 
 impl StartingCommand {
-    /// Of a command that is on record. One with an id of its caller's is found again by its caller.
+    /// Of a command that is about to be on record. One with an id of its caller's is found again by its caller.
     pub(super) fn of(
         sessions: &Arc<Sessions>,
         live: &Arc<RunningSandbox>,
